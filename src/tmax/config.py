@@ -17,7 +17,7 @@ from tmax.errors import ConfigError
 class Section(BaseModel):
     """A frozen section that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, use_attribute_docstrings=True)
 
 
 class Limits(Section):
@@ -29,6 +29,8 @@ class Limits(Section):
     """Processes and threads at once."""
     file_mb: int = Field(512, gt=0)
     """Size of the largest file that may be written."""
+    disk_mb: int = Field(1024, gt=0)
+    """Everything a sandbox writes, together, where the engine can hold it; bubblewrap keeps it in memory."""
 
 
 class BubblewrapConfig(Section):
@@ -238,13 +240,19 @@ class TrainConfig(Section):
     loss: LossConfig = DppoLoss()
     """The objective."""
     reward: Literal["binary", "partial"] = "binary"
-    """`binary`: all tests pass. `partial`: share of the tests that fail untouched, 0 if an invariant broke, and a bonus."""
+    """`binary`: all tests pass. `partial`: share of the tests that fail untouched; 0 if an invariant broke; a bonus."""
     sampling: Sampling = Sampling()
     """How training trials are sampled; `top_p` must be 1."""
     micro_batch_tokens: int = Field(16_384, gt=0)
     """Padded tokens in one forward and backward pass."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type the body computes in; weights stay in fp32, or a small learning rate would not move them."""
+    gradient_checkpointing: bool = False
+    """Computes activations again in the backward pass instead of keeping them."""
     checkpoint_every: int = Field(10, gt=0)
-    """Steps between checkpoints; a killed run goes back to the last one."""
+    """Steps between checkpoints; a killed run goes back to the last one and learns again from the trials it kept."""
+    keep_checkpoints: int = Field(2, gt=0)
+    """Newest checkpoints that are kept beside the warm start."""
 
     @model_validator(mode="after")
     def _train_what_was_sampled(self) -> Self:
@@ -376,7 +384,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read `{path}`: {error}", hint="give the path of a YAML file") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"`{path}` is not YAML: {error}", hint="see `configs/` for presets") from error
     if not isinstance(data, dict):
         raise ConfigError(f"`{path}` holds no mapping of keys to values", hint="see `configs/` for presets")
@@ -396,7 +404,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         section = inner
     try:
         section[leaf] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"override `{override}`: the value is not YAML", hint="quote it") from error
 
 

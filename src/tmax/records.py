@@ -14,7 +14,8 @@ from tmax.errors import InfraKind
 class Record(BaseModel):
     """A frozen record that refuses unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Without "constants" a NaN is written as null, which no number field reads back.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class Outcome(StrEnum):
@@ -83,8 +84,8 @@ class TestReport(Record):
 
     @property
     def all_passed(self) -> bool:
-        """True if the run is a verdict and no test failed."""
-        return self.judged and self.exit_code == 0 and all(test.status != "failed" for test in self.tests)
+        """True if the run is a verdict and every test passed; one that was skipped has not."""
+        return self.judged and self.exit_code == 0 and all(test.status == "passed" for test in self.tests)
 
 
 class ExecResult(Record):
@@ -156,7 +157,17 @@ class Timings(Record):
     close: float = 0.0
 
 
-Purpose = Literal["validate_noop", "validate_oracle", "rollout", "calibrate", "train", "eval_before", "eval_after"]
+Purpose = Literal[
+    "validate_initial",
+    "validate_noop",
+    "validate_oracle",
+    "rollout",
+    "calibrate",
+    "train",
+    "eval_before",
+    "eval_after",
+]
+"""Why a trial was run. `validate_initial` is a no-op trial graded by the initial tests."""
 
 
 class TrialKey(Record):

@@ -5,7 +5,8 @@ The rule: `environment/` is the build context and nothing else, and no file of a
 
 import hashlib
 import json
-import os
+import math
+import re
 import shutil
 import tempfile
 import tomllib
@@ -147,8 +148,10 @@ class Task:
         """The oracle's commands, without the script's first line; one command where it is not cut into steps."""
         if self.solution is None:
             return ()
-        lines = self.solution.read_text(encoding="utf-8").splitlines()
-        body = "\n".join(lines[1:] if lines and lines[0].startswith("#!") else lines)
+        # Neither `read_text` nor `splitlines`: they change carriage returns and form feeds inside heredocs.
+        body = _decode(self.solution, self.solution.read_bytes())
+        if body.startswith("#!"):
+            body = body.partition("\n")[2]
         return tuple(step.strip("\n") for step in body.split(STEP_MARK) if step.strip())
 
 
@@ -157,7 +160,7 @@ def read_task(path: Path) -> Task:
 
     Raises TaskError where a part is missing or malformed, or a symbolic link leads out of the directory.
     """
-    path = Path(os.path.abspath(path))
+    path = path.resolve() if path.name in ("", "..") else path.absolute()
     if not path.is_dir():
         raise TaskError(f"no task directory `{path}`", hint="a task is a directory with instruction.md and task.toml")
     _refuse_escapes(path)
@@ -186,7 +189,10 @@ def find_tasks(root: Path) -> list[Path]:
     """The task directories at or directly under `root`, by name. Raises TaskError where there is none."""
     if (root / "instruction.md").exists() or (root / "task.toml").exists():
         return [root]
-    found = sorted(entry.parent for entry in root.glob("*/task.toml")) if root.is_dir() else []
+    marks = ("instruction.md", "task.toml")
+    entries = sorted(root.iterdir()) if root.is_dir() else []
+    # A name with a dot is a draft that a killed process left behind.
+    found = [entry for entry in entries if entry.name[0] != "." and any((entry / mark).is_file() for mark in marks)]
     if not found:
         raise TaskError(f"no task under `{root}`", hint="give a task directory or a directory of them")
     return found
@@ -198,8 +204,11 @@ def write_task(draft: TaskDraft, root: Path) -> Task:
     Raises TaskError where a path of the draft leaves the build context or nothing can be written.
     """
     for name in draft.files:
-        if os.path.isabs(name) or ".." in Path(name).parts or name in ("", ".", "Dockerfile"):
+        plain = Path(name).as_posix()
+        if plain.startswith("/") or ".." in Path(name).parts or plain in (".", "Dockerfile", *NOT_CONTEXT):
             raise TaskError(f"`{name}` cannot be a file of a build context", hint="use relative paths without `..`")
+    if any(STEP_MARK in step for step in draft.steps):
+        raise TaskError(f"an oracle step holds the mark `{STEP_MARK}`", hint="give it as two steps")
     try:
         root.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
@@ -236,8 +245,8 @@ def task_hash(path: Path) -> str:
             name = file.relative_to(path).as_posix()
             if name == "environment/task.json":
                 continue
-            body = os.readlink(file).encode() if file.is_symlink() else _hashed_bytes(file)
-            runs = b"x" if not file.is_symlink() and os.access(file, os.X_OK) else b"-"
+            body = str(file.readlink()).encode() if file.is_symlink() else _hashed_bytes(file, name)
+            runs = b"x" if not file.is_symlink() and file.stat().st_mode & 0o100 else b"-"
             for piece in (name.encode(), runs, body):
                 digest.update(len(piece).to_bytes(8, "big"))
                 digest.update(piece)
@@ -252,9 +261,9 @@ def context_files(context: Path) -> list[Path]:
     )  # fmt: skip
 
 
-def _hashed_bytes(file: Path) -> bytes:
+def _hashed_bytes(file: Path, name: str) -> bytes:
     body = file.read_bytes()
-    if file.name != "task.toml":
+    if name != "task.toml":
         return body
     # Labels may change without making another task of it.
     data = tomllib.loads(body.decode("utf-8"))
@@ -279,6 +288,9 @@ def _write_parts(draft: TaskDraft, path: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.content)
         target.chmod(file.mode)
+    for folder in path.rglob("*"):
+        if folder.is_dir():
+            folder.chmod(0o755)  # whatever the umask: the agent must be able to read what the build copies
 
 
 def _write_card(draft: TaskDraft, path: Path, task_id: str, digest: str) -> None:
@@ -295,18 +307,21 @@ def _write_card(draft: TaskDraft, path: Path, task_id: str, digest: str) -> None
         "licence": "Apache-2.0",
         "hash": digest,
     }
-    (path / "task.json").write_text(
-        json.dumps(card, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    target = path / "task.json"
+    target.write_text(json.dumps(card, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    target.chmod(0o644)
 
 
 def _render_toml(draft: TaskDraft) -> str:
     settings = draft.settings
-    labels = "".join(f"{key} = {json.dumps(value)}\n" for key, value in sorted(draft.spec.items()))
+    # Only what JSON and TOML write alike; `task.json` has the whole spec.
+    plain = {key: value for key, value in sorted(draft.spec.items()) if isinstance(value, str | int)}
+    labels = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
+    user = "" if settings.agent_user is None else f"user = {json.dumps(settings.agent_user)}\n"
     return (
         'schema_version = "1.4"\n\n'
         f"[metadata]\n{labels}\n"
-        f"[agent]\ntimeout_sec = {settings.agent_timeout}\n\n"
+        f"[agent]\ntimeout_sec = {settings.agent_timeout}\n{user}\n"
         f"[verifier]\ntimeout_sec = {settings.verifier_timeout}\n\n"
         f"[environment]\nbuild_timeout_sec = {settings.build_timeout}\ncpus = {settings.cpus}\n"
         f"memory_mb = {settings.memory_mb}\nstorage_mb = {settings.storage_mb}\n"
@@ -334,9 +349,9 @@ def _read_settings(path: Path) -> tuple[Settings, tuple[str, ...]]:
         agent_timeout=_number(path, "agent.timeout_sec", agent.get("timeout_sec"), default.agent_timeout),
         verifier_timeout=_number(path, "verifier.timeout_sec", verifier.get("timeout_sec"), 600.0),
         build_timeout=_number(path, "environment.build_timeout_sec", environment.get("build_timeout_sec"), 600.0),
-        memory_mb=int(_number(path, "environment.memory_mb", environment.get("memory_mb"), default.memory_mb)),
+        memory_mb=_megabytes(path, environment, "memory", default.memory_mb),
         cpus=int(_number(path, "environment.cpus", environment.get("cpus"), default.cpus)),
-        storage_mb=int(_number(path, "environment.storage_mb", environment.get("storage_mb"), default.storage_mb)),
+        storage_mb=_megabytes(path, environment, "storage", default.storage_mb),
         network=bool(network) if network is not None else environment.get("network_mode", "no-network") == "public",
         agent_user=None if user is None else str(user),
         metadata=dict(sections["metadata"]),
@@ -346,11 +361,22 @@ def _read_settings(path: Path) -> tuple[Settings, tuple[str, ...]]:
 def _number(path: Path, key: str, value: object, default: float) -> float:
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise TaskError(
             f"`{path}`: `{key}` must be a positive number, not {value!r}", hint="see the Harbor task format"
         )
     return float(value)
+
+
+def _megabytes(path: Path, environment: dict[str, Any], name: str, default: int) -> int:
+    """`memory_mb = 2048`, or Harbor's older `memory = "2G"`."""
+    old = environment.get(name)
+    if old is None or f"{name}_mb" in environment:
+        return int(_number(path, f"environment.{name}_mb", environment.get(f"{name}_mb"), default))
+    match = re.fullmatch(r"(\d+)\s*([MG])i?B?", str(old).strip(), re.IGNORECASE)
+    if match is None:
+        raise TaskError(f"`{path}`: `environment.{name}` is no size: {old!r}", hint='write it like "2G" or "512M"')
+    return int(match[1]) * (1024 if match[2] in "gG" else 1)
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -377,11 +403,25 @@ def _read_text(path: Path) -> str:
         raise TaskError(f"cannot read `{path}`: {error}", hint="task files are UTF-8 text") from error
 
 
+def _decode(path: Path, body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"cannot read `{path}`: {error}", hint="task files are UTF-8 text") from error
+
+
 def _refuse_escapes(path: Path) -> None:
-    real_root = path.resolve()
     for entry in path.rglob("*"):
-        if entry.is_symlink() and not entry.resolve().is_relative_to(real_root):
-            raise TaskError(f"`{entry}` is a symbolic link that leaves the task", hint="copy the file into the task")
+        if entry.is_symlink():
+            # A link in the build context must not bring the tests or the solution into it either.
+            in_context = entry.relative_to(path).parts[0] == "environment"
+            try:
+                inside = entry.resolve().is_relative_to((path / "environment" if in_context else path).resolve())
+            except (OSError, RuntimeError):  # a loop of links
+                inside = False
+            if not inside:
+                raise TaskError(f"`{entry}` is a symbolic link that leaves the task or its build context",
+                                hint="copy the file")  # fmt: skip
         if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
             raise TaskError(f"`{entry}` is neither a file nor a directory", hint="remove it from the task")
 

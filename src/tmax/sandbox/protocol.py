@@ -82,5 +82,5 @@ class Sandbox(Protocol):
         ...
 
     def kill_processes(self, *, user: User | None) -> None:
-        """Kill every process of `user`, or of everybody, except what keeps the sandbox alive; returns when they are gone."""
+        """Kill all processes of `user`, or of everybody but the sandbox itself; returns when they are gone."""
         ...

@@ -1,0 +1,21 @@
+"""Stage `generate`: reads the specs, writes a task directory and a row for each."""
+
+from tmax.progress import Progress
+from tmax.records import TaskRow
+from tmax.run import Run
+from tmax.synth.draft import draw_task
+
+
+def generate(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
+    """Make the tasks that are still missing, in the order of their specs. Raises TaskError."""
+    specs = run.store.specs()
+    rows = {row.spec.index: row for row in run.store.tasks()}
+    taken = {run.task(row).instruction for row in rows.values()}
+    progress.start("generate", total=len(specs), done=len(rows))
+    for spec in specs:
+        if spec.index not in rows:
+            task = draw_task(spec, run.tasks_dir, seed=run.config.seed, taken=taken)
+            run.store.add_task(TaskRow(task_id=task.task_id, spec=spec, task_hash=task.hash))
+            progress.advance()
+    progress.finish()
+    return {"tasks": len(specs)}
