@@ -268,12 +268,18 @@ class CalibrateConfig(Section):
 
     samples: int = Field(8, gt=0)
     """Trials a task."""
-    band: tuple[float, float] = (0.0, 1.0)
-    """Pass rates strictly between these train; tasks outside are set aside."""
+    band: tuple[float, float] = (0.05, 0.95)
+    """Tasks whose pass rate lies between these, both included, are trained on; the others are set aside."""
     sampling: Sampling = Sampling()
     """How calibration trials are sampled."""
     max_tasks: int | None = Field(None, gt=0)
     """Calibrates the first so many tasks; the others are trained on unmeasured."""
+
+    @model_validator(mode="after")
+    def _band_is_a_range(self) -> Self:
+        if not 0 <= self.band[0] < self.band[1] <= 1:
+            raise ValueError("`calibrate.band` must be two pass rates in [0, 1], the lower one first")
+        return self
 
 
 class EvalConfig(Section):

@@ -42,7 +42,9 @@ def _disk() -> Check:
 
 def _bubblewrap() -> Check:
     problem = engine_works(BubblewrapConfig())
-    mend = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, and AppArmor's restriction off)"
+    mend = (
+        "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, and AppArmor's restriction off)"
+    )
     return Check(name="sandbox bubblewrap", works=problem is None, detail=problem or "starts sandboxes", mend=mend)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tmax.synth.families import FAMILIES
+from tmax.synth.families.mend.script import Fault, broken
 from tmax.synth.families.words import ADJECTIVES, CITIES, LOG_LEVELS, MESSAGES, NOUNS, PEOPLE, SERVICES
 from tmax.task import TaskDraft, read_task, write_task
 
@@ -447,6 +448,14 @@ def test_no_word_hides_in_another_word_or_in_a_message() -> None:
     haystacks = [*words, *(part for message in MESSAGES for part in message.split()), *map(str.lower, LOG_LEVELS)]
     hidden = [(word, other) for word, other in itertools.product(words, haystacks) if word in other and word != other]
     assert hidden == []
+
+
+def test_a_fault_that_cannot_be_put_right_in_one_place_is_refused() -> None:
+    assert broken(["sort -rn a", "head -n 3"], [Fault("sort -rn", "sort -n")]) == ["sort -n a", "head -n 3"]
+    with pytest.raises(ValueError, match="`-n` occurs 2 times"):
+        broken(["sort -rn a", "head -n 3"], [Fault("-rn", "-n")])
+    for level, seed in itertools.product((1, 2, 3), range(150)):
+        draw("mend", level, seed)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

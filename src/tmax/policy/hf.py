@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging
 
 from tmax.config import HfPolicyConfig, Sampling
 from tmax.errors import PolicyError
@@ -187,6 +188,8 @@ def open_hf_policy(config: HfPolicyConfig, path: str, *, version: int = 0) -> It
 
 def load_model(path: str, *, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer. Raises PolicyError where `path` holds none."""
+    # Its own bars would stand between the stages' ones.
+    logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

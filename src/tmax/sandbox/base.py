@@ -20,11 +20,12 @@ from tmax.errors import StartError
 from tmax.sandbox import entry
 from tmax.sandbox.protocol import AGENT_HOME, AGENT_UID
 
-_VERSION = 1
+_VERSION = 2
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "etc", "opt")
 _EMPTY = ("boot", "home", "media", "mnt", "proc", "dev", "run", "srv", "sys", "var", "var/cache", "var/lib", "var/log",
           "var/mail", "var/opt", "var/spool")  # fmt: skip
 _STATE = ("var/lib/dpkg",)
+_OWNED_DEPTH = {"/etc": 12, "/var/lib/dpkg": 1}
 _SECRET_NAMES = frozenset({
     "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-", "sudoers",
     "machine-id", "fstab", "krb5.keytab", "opasswd", "netrc", ".netrc", ".pypirc", ".git-credentials", ".pgpass", "environment",
@@ -91,7 +92,12 @@ def _make_layer(layer: Path, parts: tuple[Part, ...], entries: list[Entry], ward
         if aside is None:
             return
         rows: list[Any] = []
-        for kind, path, mode, uid, gid, content in entries:
+        owned = (
+            []
+            if warden.mode in ("root", "plain")
+            else [entry for part in parts if part.lower for entry in _owned(part)]
+        )
+        for kind, path, mode, uid, gid, content in owned + entries:
             owner = (uid, gid) if warden.mode != "one" else (0, 0)
             rows.append([kind, str(aside / path), mode, *owner, content])
         try:
@@ -124,6 +130,25 @@ def _host_parts() -> tuple[tuple[Part, ...], list[Entry]]:
     entries += _accounts("etc", Path("/etc"))
     entries += _masks()
     return tuple(parts), entries
+
+
+def _owned(part: Part) -> Iterator[Entry]:
+    """An ordinary user is not root over the base's files, so inside-root would not be either: his own copies of
+    directories, and of the files of /etc and of the package database, lie over them and can be changed.
+    """
+    assert part.lower is not None
+    for path, mode in _walk(part.lower, _OWNED_DEPTH.get(part.mount, 4)):
+        place = f"{part.name}/{path.removeprefix(str(part.lower)).lstrip('/')}"
+        permissions = stat.S_IMODE(mode)
+        if stat.S_ISDIR(mode) and _is_public(path, mode):
+            yield "directory", place, permissions, 0, 0, ""
+        elif stat.S_ISREG(mode) and mode & 0o004 and part.mount in ("/etc", "/var/lib/dpkg"):
+            yield "copy", place, permissions, 0, 0, path
+    if part.mount == "/usr":
+        yield from (
+            ("directory", path[1:], stat.S_IMODE(mode), 0, 0, "")
+            for path, mode in _walk(part.lower / "local", 12) if stat.S_ISDIR(mode) and _is_public(path, mode)
+        )  # fmt: skip
 
 
 def _rootfs_parts(rootfs: Path) -> tuple[tuple[Part, ...], list[Entry]]:

@@ -88,8 +88,11 @@ def start(
         for lower in overlay["lowers"]:
             arguments += ["--overlay-src", lower]
         arguments += ["--overlay", overlay["upper"], overlay["work"], overlay["mount"]]
-    arguments += ["--proc", "/proc", "--dev", "/dev", *_proc_masks()]
+    arguments += ["--proc", "/proc", *_proc_masks(), "--dev", "/dev"]
+    arguments += ["--perms", "1777", "--size", str(limits.disk_mb << 20), "--tmpfs", "/dev/shm"]
     for mount in mounts:
+        for parent in reversed(mount.parents[:-1]):
+            arguments += ["--perms", "0755", "--dir", str(parent)]
         arguments += ["--ro-bind", str(mount), str(mount)]
     if network and os.path.exists("/etc/resolv.conf"):
         arguments += ["--ro-bind", os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"]
@@ -345,7 +348,7 @@ class BubblewrapSandbox:
 
     def put(self, source: Path, target: str, *, user: User, mode: int) -> None:
         """See the protocol."""
-        uid = self.uid_of(user)
+        uid = 0 if self.warden.mode == "one" else self.uid_of(user)
         search = mode | (mode & 0o444) >> 2
         fields = {"path": _absolute(target), "uid": uid, "gid": uid, "mode": mode, "directory_mode": search}
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
@@ -445,6 +448,7 @@ class PipeChannel:
         self._sandbox = sandbox
         self._since = _tick_now()
         self._spare: list[int] = []
+        self._last_reads = 64
         stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
         self._output, stdout = os.pipe2(os.O_CLOEXEC)
         self._report, stderr = os.pipe2(os.O_CLOEXEC)
@@ -482,21 +486,19 @@ class PipeChannel:
         ready = {fd for fd, _ in self._poller.poll(timeout * 1000)}
         if not ready:
             raise TimeoutError
-        streams: tuple[tuple[int, Stream], ...] = ((self._output, "output"), (self._report, "report"))
+        exit_code = self._process.poll() if self._process.fileno() in ready else None
+        if exit_code is not None:
+            # What it wrote is in the pipes by now; a background process that writes on is not waited for.
+            self._last_reads -= 1
+        streams: tuple[tuple[int, Stream], ...] = ((self._report, "report"), (self._output, "output"))
         for fd, stream in streams:
-            if fd in ready:
+            if fd in ready and self._last_reads > 0:
                 with suppress(BlockingIOError):
                     if data := os.read(fd, _CHUNK):
                         return stream, data
                     self._poller.unregister(fd)
-        exit_code = self._process.poll()
         if exit_code is None:
             return "report", b""
-        # The process ended; what it wrote before that is in the pipes by now.
-        for fd, stream in streams:
-            with suppress(BlockingIOError):
-                if data := os.read(fd, _CHUNK):
-                    return stream, data
         self._sandbox.check_alive()
         return Ended(exit_code)
 

@@ -31,9 +31,9 @@ _CAPABILITIES = ("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KI
                  "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")  # fmt: skip
 """What root keeps: Docker's default without making devices and raw packets."""
 
-_FIRST_PROCESS = "exec 3<> <(:); while :; do read -r -u 3; done"
-"""Waits for a pipe that nobody writes to, and reaps what is handed to it. It handles no signal, so none that is sent
-from inside the container ends it, and it has no child, so killing everything else leaves the container alive."""
+_FIRST_PROCESS = "trap '' CHLD; exec 3<> <(:); exec cat <&3 >/dev/null"
+"""Waits for a pipe that nobody writes to. It ignores SIGCHLD, so orphans leave no zombies; it handles no signal, so
+none from inside the container ends it; and it has no child, so what kills everything else leaves it alive."""
 
 
 def docker_works(config: DockerConfig) -> str | None:

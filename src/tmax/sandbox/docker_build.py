@@ -8,11 +8,10 @@ import hashlib
 import io
 import json
 import os
-import re
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import docker
@@ -33,8 +32,8 @@ from tmax.sandbox.docker_api import (
     socket_of,
     translated,
 )
-from tmax.sandbox.dockerfile import lower_heredocs
-from tmax.sandbox.protocol import AGENT_HOME, AGENT_UID, Image
+from tmax.sandbox.docker_lower import BaseImage, Lowered, lower
+from tmax.sandbox.protocol import Image
 from tmax.task import Task
 
 _BUILDS_AT_ONCE = threading.BoundedSemaphore(2)
@@ -47,10 +46,6 @@ _MEMORY_MB = 4096
 """What one command of a build may use at least."""
 _FILE_TIME = 1_735_689_600
 """Time of every file of a context, 2025-01-01: the same bytes give the same image, and zip takes none before 1980."""
-
-_FROM = re.compile(r"(\s*FROM\s+)((?:--\S+\s+)*)(\S+)((?:\s+AS\s+(\S+))?\s*)", re.IGNORECASE)
-_ARG = re.compile(r"\s*ARG\s+(\w+)=(\S*)\s*", re.IGNORECASE)
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 
 
 def build_docker_image(config: DockerConfig, task: Task) -> Image:
@@ -71,13 +66,14 @@ def _build(config: DockerConfig, task: Task) -> Image:
     client = connect(config)
     try:
         context = Context(task.context)
-        text, bases = _dockerfile(client, config, task)
-        tag = f"tmax/{_content_hash(text, bases, context)}"
+        owns = task.agent_user == "agent"
+        lowered = lower(_read_dockerfile(task), context, lambda name: _find_base(client, config, name), agent_owns=owns)
+        tag = f"tmax/{_content_hash(lowered, context)}"
         with _lock_of(tag):
             found = _inspect(client, tag)
             if found is None:
                 with _BUILDS_AT_ONCE:
-                    _run_build(client, task, tag, _pack(text, context))
+                    _run_build(client, task, tag, _pack(lowered.text, context))
                 found = _inspect(client, tag)
         if found is None:
             raise StartError(
@@ -90,105 +86,30 @@ def _build(config: DockerConfig, task: Task) -> Image:
         client.close()
 
 
-def _dockerfile(client: docker.APIClient, config: DockerConfig, task: Task) -> tuple[str, list[str]]:
-    """The Dockerfile as it is sent, and the ids of the images that its FROM lines mean."""
+def _read_dockerfile(task: Task) -> str:
     try:
-        text = (task.context / "Dockerfile").read_text(encoding="utf-8")
+        return (task.context / "Dockerfile").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(
             f"cannot read the Dockerfile of `{task.path}`: {error}", hint="task files are UTF-8 text"
         ) from error
-    lines: list[str] = []
-    bases: list[str] = []
-    stages: set[str] = {"scratch"}
-    args: dict[str, str] = {}
-    for line in _logical_lines(lower_heredocs(text)):
-        if (default := _ARG.fullmatch(line)) and not bases:
-            args[default[1]] = default[2].strip("'\"")
-        match = _FROM.fullmatch(line.rstrip("\n"))
-        if match:
-            name = _substitute(match[3], args)
-            if name not in stages:
-                name, base = _resolve(client, config, name)
-                bases.append(base)
-            if match[5]:
-                stages.add(match[5])
-            line = f"{match[1]}{match[2]}{name}{match[4]}\n"
-        lines.append(line)
-    if not any(_FROM.fullmatch(line.rstrip("\n")) for line in lines):
-        raise BuildError("the Dockerfile has no FROM", hint="begin it with FROM and an image")
-    return "".join(lines).rstrip("\n") + "\n" + _closing_lines(task), bases
 
 
-def _resolve(client: docker.APIClient, config: DockerConfig, name: str) -> tuple[str, str]:
-    """The image that a FROM line gets (its own, or the stand-in where that is not there), and its id if it has one."""
+def _find_base(client: docker.APIClient, config: DockerConfig, name: str) -> BaseImage:
+    """What a FROM line gets: the image it names, or the stand-in where the daemon does not have that."""
     found = _inspect(client, name)
     if found is None and config.base is not None:
         name = config.base
         found = _inspect(client, name)
         if found is None:
             raise StartError(f"the daemon has no image `{name}`", kind="engine", hint="see `sandbox.base`")
-    return name, name if found is None else str(found["Id"])
+    if found is None:
+        return BaseImage(name, name, "root")
+    return BaseImage(name, str(found["Id"]), (found.get("Config") or {}).get("User") or "root")
 
 
-def _logical_lines(text: str) -> Iterator[str]:
-    """Lines, with continued ones joined to what they continue; comments inside those stay where they are."""
-    escape = "`" if re.match(r"(#.*\n)*#\s*escape\s*=\s*`", text, re.IGNORECASE) else "\\"
-    whole = ""
-    for line in text.splitlines(keepends=True):
-        whole += line
-        inside = whole != line
-        if line.rstrip().endswith(escape) and not line.lstrip().startswith("#"):
-            continue
-        if inside and (not line.strip() or line.lstrip().startswith("#")):
-            continue
-        yield whole
-        whole = ""
-    if whole:
-        yield whole
-
-
-def _substitute(text: str, args: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda match: args.get(match[1] or match[2]) or match[3] or "", text)
-
-
-def _closing_lines(task: Task) -> str:
-    """Give the image its agent, and the agent its directories."""
-    script = _MAKE_AGENT
-    if task.agent_user == "agent":
-        # Tasks of others that run their agent as root keep their files root's.
-        script += f'if [ "$PWD" != / ]; then chown -hR {AGENT_UID}:{AGENT_UID} .; fi\n'
-    return f"USER root\nRUN {json.dumps(['/bin/sh', '-c', script])}\n"
-
-
-_MAKE_AGENT = f"""set -e
-place() {{
-    placed=
-    while IFS=: read -r name password id rest || [ -n "$name" ]; do
-        if [ "$name" = agent ]; then continue; fi
-        if [ "$id" = {AGENT_UID} ] && [ -z "$placed" ]; then echo "$2"; placed=1; fi
-        echo "$name:$password:$id:$rest"
-    done <"$1" >"$1.tmax"
-    if [ -z "$placed" ]; then echo "$2" >>"$1.tmax"; fi
-    cat "$1.tmax" >"$1"
-    rm "$1.tmax"
-}}
-there() {{
-    while IFS=: read -r name password id rest; do
-        if [ "$name:$id" = agent:{AGENT_UID} ]; then return 0; fi
-    done <"$1"
-    return 1
-}}
-touch /etc/passwd /etc/group
-there /etc/passwd || place /etc/passwd 'agent:x:{AGENT_UID}:{AGENT_UID}::{AGENT_HOME}:/bin/bash'
-there /etc/group || place /etc/group 'agent:x:{AGENT_UID}:'
-mkdir -p {AGENT_HOME}
-chown -hR {AGENT_UID}:{AGENT_UID} {AGENT_HOME}
-"""
-
-
-def _content_hash(text: str, bases: list[str], context: Context) -> str:
-    digest = hashlib.sha256(json.dumps([text, bases, sorted(context.folders)]).encode())
+def _content_hash(lowered: Lowered, context: Context) -> str:
+    digest = hashlib.sha256(json.dumps([lowered.text, lowered.bases, sorted(context.folders)]).encode())
     for name, file in sorted(context.files.items()):
         body = os.fsencode(file.readlink()) if file.is_symlink() else file.read_bytes()
         kind = "link" if file.is_symlink() else f"{file.stat().st_mode & 0o7777:o}"

@@ -22,7 +22,7 @@ from typing import Any
 import docker
 import requests
 
-from tmax.errors import SandboxError
+from tmax.errors import InfraKind, SandboxError
 from tmax.records import ExecResult
 from tmax.sandbox import docker_processes as processes
 from tmax.sandbox.docker_api import (
@@ -47,12 +47,16 @@ _SPECIAL = 0x8F280000
 """Bits of the daemon's file mode that mark everything but regular files (Go's ModeType)."""
 _DIRECTORY = 0x80000000
 
+_NOT_RUN = 126
+_NO_DIRECTORY = "chdir to cwd"
 _NOT_STARTED = "exec failed: unable to start container process"
 _NO_FILE = ("could not find the file", "no such file", "not a directory", "too many levels of symbolic links",
             "file name too long")  # fmt: skip
 _ABSENT = ("executable file not found", "no such file", "not a directory")
 _UNUSABLE = ("permission denied", "exec format error", "is a directory", "chdir")
 """What the daemon writes where the command itself cannot be run."""
+
+_KILLED = 128 + signal.SIGKILL
 
 _IDS: dict[User, int] = {"root": 0, "agent": AGENT_UID}
 _HOMES: dict[User, str] = {"root": "/root", "agent": AGENT_HOME}
@@ -87,6 +91,13 @@ class DockerSandbox:
         if self._leader is None:
             # Opened while there is room for it: a fork bomb leaves none.
             self.view(user).processes()
+        result = self._exec(command, user=user, timeout=timeout, cwd=cwd or self._image.workdir)
+        if cwd is None and result.exit_code == _NOT_RUN and _NO_DIRECTORY in result.output[:200]:
+            # The working directory may be gone: commands can still be run.
+            result = self._exec(command, user=user, timeout=timeout, cwd="/")
+        return result
+
+    def _exec(self, command: Sequence[str], *, user: User, timeout: float, cwd: str) -> ExecResult:
         started = time.monotonic()
         mark = secrets.token_hex(8)
         process = self.start(command, user=user, cwd=cwd, env={processes.MARK: mark})
@@ -97,6 +108,8 @@ class DockerSandbox:
                 self._kill_exec(process, output, mark, user)
         finally:
             process.close()
+        if ended is not None and ended.exit_code == _KILLED:
+            self.check_alive()
         text, missing = output.finish()
         return ExecResult(
             output=text,
@@ -160,14 +173,22 @@ class DockerSandbox:
             raise SandboxError("processes in the container outlive being killed", kind="process")
 
     def start(
-        self, command: Sequence[str], *, user: User, cwd: str | None, env: Mapping[str, str], stdin: bool = False
+        self, command: Sequence[str], *, user: User, cwd: str, env: Mapping[str, str], stdin: bool = False
     ) -> ExecProcess:
         """Start an argument vector as `user`. Raises SandboxError where the container is gone."""
         own = {"HOME": _HOMES[user], "LANG": "C.UTF-8", **self._image.env, **env}
         return start_exec(
             self._client, self._name, command, user=f"{_IDS[user]}:{_IDS[user]}", env=own,
-            cwd=cwd or self._image.workdir, stdin=stdin,
+            cwd=cwd, stdin=stdin,
         )  # fmt: skip
+
+    def check_alive(self) -> None:
+        """Raise SandboxError where the container has ended, and whatever ran in it for that reason."""
+        with translated("look at the container"):
+            state = self._client.inspect_container(self._name)["State"]
+        if not state["Running"]:
+            kind: InfraKind = "memory" if state.get("OOMKilled") else "process"
+            raise SandboxError("the container has ended", kind=kind, hint="the machine may be short of memory")
 
     def view(self, user: User) -> processes.View:
         """The container's processes, of which only those of `user` can be killed where this process is not root."""
@@ -219,17 +240,19 @@ class ShellChannel:
     """A running bash in a container; see `tmax.sandbox.shell.Channel`. `cwd` is the working directory if None."""
 
     def __init__(self, sandbox: DockerSandbox, user: User, cwd: str | None) -> None:
+        self._sandbox = sandbox
         self._mark = secrets.token_hex(8)
         self._view = sandbox.view(user)
         self._spared: processes.Table = {}
         self._process = sandbox.start(
-            SHELL_COMMAND, user=user, cwd=None, env={processes.MARK: self._mark}, stdin=True
+            SHELL_COMMAND, user=user, cwd="/", env={processes.MARK: self._mark}, stdin=True
         )  # fmt: skip
         # Known by what it was started with, which its commands need not see.
         self.send(f"unset {processes.MARK}\n".encode())
-        if cwd is not None:
-            # It may be gone by now; then the working directory will do.
-            self.send(b"\\eval %s\n" % quote(f"\\builtin cd -- {shlex.quote(cwd)} 2>/dev/null; unset OLDPWD"))
+        # A directory may be gone by now; then the next one will do.
+        places = [shlex.quote(place) for place in (cwd, sandbox.image.workdir) if place is not None]
+        tries = " || ".join(f"\\builtin cd -- {place} 2>/dev/null" for place in places)
+        self.send(b"\\eval %s\n" % quote(f"{tries}; unset OLDPWD"))
 
     def send(self, data: bytes) -> None:
         """See `Channel.send`."""
@@ -239,6 +262,7 @@ class ShellChannel:
         """See `Channel.receive`."""
         event = self._process.receive(timeout)
         if isinstance(event, Ended):
+            self._sandbox.check_alive()
             return ShellEnded(event.exit_code)
         origin, data = event
         return ("output" if origin == STDOUT else "report"), data

@@ -24,8 +24,9 @@ from typing import Any, Literal
 from tmax.errors import SandboxError, StartError
 from tmax.sandbox import warden as program
 
-IdMode = Literal["root", "subids", "one"]
-"""How users inside map to users of the host: all of them (we are root), through /etc/subuid, or one only."""
+IdMode = Literal["root", "plain", "subids", "one"]
+"""How users inside map to users of the host. We are root: one to one, in a user namespace, or without one where that
+does not work. An ordinary user: through /etc/subuid, or one id only."""
 
 NAMESPACES = program.CLONE_NEWNS | program.CLONE_NEWPID | program.CLONE_NEWIPC | program.CLONE_NEWUTS
 NETWORK = program.CLONE_NEWNET
@@ -67,13 +68,15 @@ def warden(mode: IdMode | None = None) -> Warden:
     Raises StartError where none can be started.
     """
     with _lock:
-        modes: Sequence[IdMode] = (mode,) if mode else (("root",) if os.geteuid() == 0 else ("subids", "one"))
+        modes: Sequence[IdMode] = (mode,) if mode else (("root", "plain") if os.geteuid() == 0 else ("subids", "one"))
         problem: StartError | None = None
         for candidate in modes:
             key = (os.getpid(), candidate)
             found = _wardens.get(key)
             if found is not None and found.alive():
                 return found
+            if found is not None:
+                found.close()
             try:
                 _wardens[key] = _start_warden(candidate)
                 return _wardens[key]
@@ -98,7 +101,7 @@ def _start_warden(mode: IdMode) -> Warden:
     try:
         answer = ours.recv(16)
         if answer == b"map":
-            _map_sub_ids(process.pid)
+            _map_ids(process.pid, mode)
             ours.send(b"g")
             answer = ours.recv(16)
     except (OSError, subprocess.SubprocessError) as error:
@@ -136,7 +139,12 @@ def _sub_ids() -> list[tuple[str, str, int, int]]:
     return found
 
 
-def _map_sub_ids(pid: int) -> None:
+def _map_ids(pid: int, mode: IdMode) -> None:
+    if mode == "root":
+        for kind in ("uid_map", "gid_map"):
+            ours = [line.split() for line in Path(f"/proc/self/{kind}").read_text(encoding="utf-8").splitlines()]
+            Path(f"/proc/{pid}/{kind}").write_text("".join(f"{first} {first} {count}\n" for first, _, count in ours))
+        return
     for (tool, _, first, count), own in zip(_sub_ids(), (os.getuid(), os.getgid()), strict=True):
         subprocess.run(
             [tool, str(pid), "0", str(own), "1", "1", str(first), str(min(count, 65_535))],

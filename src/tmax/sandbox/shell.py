@@ -36,7 +36,8 @@ _SET_UP = (
 _REPORT_NOISE = 65_536
 # What an interactive bash without a terminal says when a child is killed by a signal.
 _NOISE = re.compile(r"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate ioctl for device\n")
-_STOP_ATTEMPTS = 12
+_STOP_PATIENCE = (0.05, 0.05, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4)
+"""Seconds that an interrupted command has to end before it is interrupted again."""
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,16 @@ class BashShell:
 
     def _stop(self, channel: Channel, token: str, output: Output) -> None:
         """End the command that runs; the shell lives on if it answers SIGINT, else the next command starts a new one."""
-        for attempt in range(_STOP_ATTEMPTS):
+        for attempt, patience in enumerate(_STOP_PATIENCE):
             channel.interrupt(force=attempt > 0)
             try:
-                self._collect(channel, token, output, time.monotonic() + 0.05 * (attempt + 1))
-                return
+                self._collect(channel, token, output, time.monotonic() + patience)
             except TimeoutError:
                 continue
+            if self._channel is not None:
+                # What it left in the background goes too.
+                channel.interrupt(force=True)
+            return
         self.close()
 
 

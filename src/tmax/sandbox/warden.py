@@ -42,7 +42,7 @@ Fields = dict[str, Any]
 
 
 def main() -> None:
-    """Entry: `warden.py SOCKET_FD MODE STAGE`; MODE is root, subids or one."""
+    """Entry: `warden.py SOCKET_FD MODE STAGE`; see `entry.IdMode`."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     mode, stage = sys.argv[2], sys.argv[3]
     if stage == "enter":
@@ -52,13 +52,17 @@ def main() -> None:
     channel.set_inheritable(False)
     # While this process is dumpable, /proc/self belongs to it: the agent's user namespace is made first.
     agent_namespace = _make_agent_namespace() if mode == "one" else None
+    if mode != "plain":
+        # Nothing in a sandbox makes user namespaces, in which it would be root over a part of the kernel.
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")
     _prctl(PR_SET_DUMPABLE, 0)
     channel.send(b"ready")
     Warden(channel, agent_namespace).serve()
 
 
 def _enter_namespaces(channel: socket.socket, mode: str) -> None:
-    if mode != "root":
+    if mode != "plain":
         uid, gid = os.getuid(), os.getgid()
         _check(LIBC.unshare(CLONE_NEWUSER))
         if mode == "one":
@@ -68,6 +72,7 @@ def _enter_namespaces(channel: socket.socket, mode: str) -> None:
             channel.recv(1)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
+        _mount_proc_on_trial()
     _check(LIBC.unshare(CLONE_NEWNS))
     _mount(None, "/", MS_REC | MS_SLAVE)
     # A command that is a script of `#!/proc/self/exe` would run this program inside and could then overwrite it.
@@ -76,6 +81,23 @@ def _enter_namespaces(channel: socket.socket, mode: str) -> None:
     read_only = array.array("Q", [1, 0, 0, 0])
     address, _ = read_only.buffer_info()
     LIBC.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, program.encode(), 0, ctypes.c_void_p(address), ctypes.c_size_t(32))
+
+
+def _mount_proc_on_trial() -> None:
+    """Raise OSError where a user namespace may not mount /proc, as in some containers."""
+    child = os.fork()
+    if child == 0:
+        if LIBC.unshare(CLONE_NEWPID | CLONE_NEWNS) < 0:
+            os._exit(ctypes.get_errno())
+        inner = os.fork()
+        if inner:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
+        LIBC.mount(None, b"/", None, ctypes.c_ulong(MS_REC | MS_SLAVE), None)
+        done = LIBC.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None)
+        os._exit(0 if done == 0 else ctypes.get_errno())
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        raise OSError(number, f"cannot mount /proc: {os.strerror(number)}")
 
 
 def _write_maps(uid_map: str, gid_map: str) -> None:
@@ -138,6 +160,8 @@ class Warden:
             self._do(fields, reply, rest)
         except OSError as error:
             _tell_error(reply, error)
+        except (ValueError, RecursionError) as error:
+            _tell_error(reply, OSError(errno.EINVAL, str(error)))
         finally:
             for fd in rest:
                 os.close(fd)
@@ -536,22 +560,24 @@ _STEPS = {"directory": _step_directory, "file": _step_file, "own": _step_own}
 
 
 def _apply(fields: Fields, reply: Reply, fds: list[int]) -> None:
-    """Make directories, files and links under a host directory: [kind, path, mode, uid, gid, content]."""
+    """Make directories, files, copies of files and links: [kind, path, mode, uid, gid, content or source or target]."""
     os.umask(0o022)
     for kind, path, mode, uid, gid, content in fields["entries"]:
         os.makedirs(path if kind == "directory" else os.path.dirname(path), exist_ok=True)
-        if kind == "directory":
-            pass
-        elif kind == "file":
-            with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
-                file.write(content)
-        else:
+        if kind == "link":
             os.symlink(content, path)
             continue
+        if kind == "file":
+            with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(content)
+        elif kind == "copy":
+            with open(content, "rb") as source, open(path, "wb") as target:
+                while data := source.read(1 << 20):
+                    target.write(data)
+        elif content == "opaque":
+            os.setxattr(path, "user.overlay.opaque", b"y")
         os.chown(path, uid, gid)
         os.chmod(path, mode)
-        if kind == "directory" and content == "opaque":
-            os.setxattr(path, "user.overlay.opaque", b"y")
     _tell(reply, b"R", None)
     reply.close()
 

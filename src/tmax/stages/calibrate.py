@@ -47,5 +47,5 @@ def _measure(run: Run, row: TaskRow, trials: list[Trial]) -> Calibration:
         pass_rate=rate,
         interval=wilson_interval(passed, len(scored)) if scored else None,
         p_mixed=None if rate is None else p_mixed_group(rate, run.config.train.group_size),
-        in_band=rate is not None and low < rate < high,
+        in_band=rate is not None and low <= rate <= high,
     )

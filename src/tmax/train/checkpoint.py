@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils import logging
 
 from tmax.errors import TrainError
 from tmax.train.optimise import Learner
@@ -24,6 +25,7 @@ def save_model(path: Path, model: Any, tokenizer: Any, *, facts: dict[str, Any],
 
     Raises TrainError where the disk refuses; nothing is then left at `path`.
     """
+    logging.disable_progress_bar()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))

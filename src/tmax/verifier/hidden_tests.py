@@ -68,7 +68,7 @@ def _run_cold(sandbox: Sandbox, home: Path, target: str, spec: bytes, timeout: f
         file.write(spec)
         file.flush()
         sandbox.put(Path(file.name), target, user="root", mode=0o400)
-    result = sandbox.exec(command(home, "runner", target), user="root", timeout=timeout, cwd="/")
+    result = sandbox.exec(command(home, "runner", target), user="root", timeout=timeout, cwd=str(home))
     return warm.Answer(result.output, result.output, result.exit_code, result.timed_out)
 
 

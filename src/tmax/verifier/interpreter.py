@@ -56,7 +56,7 @@ def bundle() -> Path:
 
 
 def command(home: Path, module: str, *arguments: str) -> list[str]:
-    """The argument vector that runs `main` of `tmax.verifier.<module>` inside, by the interpreter in `home`."""
+    """The argument vector that runs `main` of `tmax.verifier.<module>` by `home`'s interpreter, started in `home`."""
     start = f"import sys; sys.path.append({str(home / 'site')!r}); from tmax.verifier.{module} import main; main()"
     # No environment, no site packages, no bytecode, always UTF-8.
     return [
@@ -74,7 +74,9 @@ def command(home: Path, module: str, *arguments: str) -> list[str]:
 
 
 def _loader_command(home: Path) -> list[str]:
-    return [str(home / "so" / "ld.so"), "--inhibit-cache", "--library-path", str(home / "so")]
+    # In a list of directories a colon cannot be escaped; all libraries are loaded before the directory is left.
+    libraries = "so" if set(":;") & set(str(home)) else str(home / "so")
+    return [str(home / "so" / "ld.so"), "--inhibit-cache", "--library-path", libraries]
 
 
 @cache
@@ -234,8 +236,8 @@ def _open_to_everybody(home: Path) -> None:
 def _check(home: Path) -> None:
     """Start what was built and see that it runs, and that nothing outside of it was loaded."""
     probe = command(home, "runner", "--self-test")
-    ran = subprocess.run(probe, capture_output=True, text=True, timeout=120, cwd="/", env={}, check=False)
-    outside = [line for line in ran.stdout.split() if not line.startswith(str(home))]
+    ran = subprocess.run(probe, capture_output=True, text=True, timeout=120, cwd=home, env={}, check=False)
+    outside = [line for line in ran.stdout.splitlines() if not line.startswith(str(home))]
     if ran.returncode or outside:
         what = f"it loads {outside[0]}" if outside else ran.stderr.strip()[-500:]
         raise VerifierError(f"the verifier's interpreter does not run by itself: {what}", hint=_HINT)

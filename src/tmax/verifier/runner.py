@@ -63,6 +63,8 @@ def run(wait: Callable[[], tuple[Mapping[str, Any], int]]) -> NoReturn:
     """
     import pytest
 
+    _load_libraries()
+    os.chdir("/")
     plugin = Plugin(wait)
     begun = time.monotonic()
     exit_code = int(pytest.main(_arguments(), plugins=[plugin]))
@@ -221,10 +223,39 @@ def _settle(spec: Mapping[str, Any], tests: Path) -> None:
         os.chdir(spec["workdir"])
     except OSError:
         os.chdir("/")
-    sys.path[:] = [place for place in sys.path if place.startswith(sys.prefix)] + [str(tests)]
-    importlib.invalidate_caches()
+    _anchor_imports()
+    sys.path.append(str(tests))
     sys.argv[:] = ["pytest"]
     sys.executable = str(_image_python() or Path(sys.prefix, "bin", "python"))
+
+
+def _load_libraries() -> None:
+    """Load every library of the bundle now, and have names looked up by what is built into the C library: later both
+    would be searched for by path, and a tested program that runs as root can move the directories of a path."""
+    for library in sorted(Path(sys.prefix, "so").glob("*.so.*")):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(str(library))
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "__nss_configure_lookup"):
+        configure = getattr(libc, "__nss_configure_lookup")
+        for database in ("passwd", "group", "shadow", "gshadow", "services", "protocols", "networks", "initgroups"):
+            configure(database.encode(), b"files")
+        configure(b"hosts", b"files dns")
+
+
+def _anchor_imports() -> None:
+    """Import from the bundle's directory itself from here on, wherever the path that led to it may lead by then."""
+    anchor = f"/proc/self/fd/{os.open(sys.prefix, os.O_PATH | os.O_DIRECTORY)}"
+
+    def anchored(places: list[str]) -> list[str]:
+        return [anchor + place.removeprefix(sys.prefix) for place in places if place.startswith(sys.prefix)]
+
+    sys.path[:] = anchored(sys.path)
+    for module in list(sys.modules.values()):
+        places = getattr(module, "__path__", None)
+        if isinstance(places, list):
+            places[:] = anchored(places)
+    sys.path_importer_cache.clear()
 
 
 def _lay_out(files: list[tuple[str, int, str]], tests: Path) -> None:
@@ -301,6 +332,6 @@ def _self_test() -> None:
     import tmax.verifier.server
 
     tmax.verifier.server.preload()
-    print(*(module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)))
+    print(*(module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)), sep="\n")
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    print(*{line.split()[5] for line in maps if ".so" in line})
+    print(*{line.split(maxsplit=5)[5] for line in maps if ".so" in line}, sep="\n")

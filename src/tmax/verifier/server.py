@@ -98,6 +98,9 @@ def _supervise(
     answers = socket.socket(fileno=control)
     try:
         limits = _enter(request["leader"], Path(request["home"]))
+    except FileNotFoundError:
+        answers.send(b'{"unmounted": true}')
+        os._exit(1)
     except OSError as error:
         answers.send(json.dumps({"refused": str(error)}).encode())
         os._exit(1)
@@ -137,7 +140,7 @@ def _enter(leader: int, home: Path) -> dict[int, tuple[int, int]]:
     os.chroot(".")
     here = home.stat()
     if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-        raise OSError("the verifier's interpreter is not mounted in the sandbox")
+        raise FileNotFoundError(home)
     for descriptor in (root, process):
         os.close(descriptor)
     # Where groups may not be set, none but our own is mapped into the sandbox.

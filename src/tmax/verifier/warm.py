@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from tmax.errors import VerifierError
 from tmax.verifier.frame import SIZE_LIMIT
 from tmax.verifier.interpreter import command
 
@@ -41,7 +42,7 @@ def run(leader: int, home: Path, spec: bytes, *, timeout: float) -> Answer | Non
     """Run `spec` (see `runner.run`) as root in the namespaces of process `leader`, for `timeout` seconds at most.
 
     None where the sandbox cannot be entered or no interpreter stays alive; nothing has run then.
-    Safe to call from many threads at once.
+    Safe to call from many threads at once. Raises VerifierError where the sandbox lacks the bundle.
     """
     for _ in range(_ATTEMPTS):
         server = _Server.of(home)
@@ -69,7 +70,7 @@ class _Server:
         # No environment: there is nothing in it that a sandbox may see. A session of its own: an interrupt from the
         # terminal reaches us, and we tell it.
         self._process = subprocess.Popen(
-            start, executable=f"/proc/self/fd/{program}", pass_fds=[theirs.fileno(), program], env={}, cwd="/",
+            start, executable=f"/proc/self/fd/{program}", pass_fds=[theirs.fileno(), program], env={}, cwd=home,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         os.close(program)
@@ -185,6 +186,11 @@ class _Request:
                 if "started" in message:
                     started = True
                     continue
+                if "unmounted" in message:
+                    raise VerifierError(
+                        "the verifier's interpreter is not in the sandbox, or an agent that is root moved it away",
+                        hint="open the sandbox with `mounts=[bundle()]`",
+                    )
                 self.refused = "refused" in message
                 return self._answer(message.get("ended")) if started else None
         return self._answer(None, timed_out=True)

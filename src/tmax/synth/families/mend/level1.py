@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from tmax.synth.families.case import Case, Operation
 from tmax.synth.families.content import draw_files, draw_levels, log, prose, table
-from tmax.synth.families.mend.script import Data, Try, script_case, text
+from tmax.synth.families.mend.script import Data, Fault, Try, mended, script_case, text
 from tmax.synth.families.words import LOG_LEVELS, NOUNS, draw_stems
 from tmax.task import FileSpec
 
@@ -94,6 +94,8 @@ def _case(
     """A case of one word; `script` has the fields {name}, {out} and {word}, `names` are the input's and output's."""
     name, out = names
     old, new = edit or (wrong, right)
+    lines = ["#!/bin/bash", *script.format(name=name, out=out, word=wrong).split("\n")]
+    mended(lines, [Fault(new, old)])  # raises where the oracle would hit another place
 
     def attempt(label: str) -> Try:
         lines = make(rng)
@@ -105,7 +107,7 @@ def _case(
         tries[1] = attempt("other_data")
     return script_case(
         instruction=rng.choice(wordings).format(wrong=wrong, right=right, name=name, out=out),
-        lines=["#!/bin/bash", *script.format(name=name, out=out, word=wrong).split("\n")],
+        lines=lines,
         steps=(f"sed -i 's/{old}/{new}/' run.sh",),
         output=out,
         tries=tries,

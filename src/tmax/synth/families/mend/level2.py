@@ -101,7 +101,7 @@ def _summary(rng: random.Random) -> Case:
     faults = (
         Fault(f"log={name}", f"log={other}"),
         Fault("-c WARN", "-c WARNING"),
-        Fault(f">> {out}", f"> {out}"),
+        Fault(f'$warnings" >> {out}', f'$warnings" > {out}'),
         Fault('$errors"', '$error"'),
     )
     return _case(rng, Plan(SUMMARY, {"name": name, "out": out}, script, faults, out, draw))
@@ -185,7 +185,7 @@ def _leaders(rng: random.Random) -> Case:
     )
     faults = (
         Fault("limit=3", "limits=3"),
-        Fault("-rn", "-n"),
+        Fault("-k3,3 -rn", "-k3,3 -n"),
         Fault("-f1", "-f2"),
         Fault(f" {name} |", f" {other} |"),
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tmax.synth.families.case import Case, Operation
 from tmax.synth.families.content import draw_files, draw_levels, log, prose
-from tmax.synth.families.mend.script import Data, Fault, Try, script_case, sed_step, text
+from tmax.synth.families.mend.script import Data, Fault, Try, mended, script_case, sed_step, text
 from tmax.synth.families.words import ADJECTIVES, NOUNS, SERVICES, draw_stems
 
 LAST_LINE = (
@@ -86,6 +86,7 @@ def _case(
     guards: str,
 ) -> Case:
     """`script` has its faults in it; tries are the given data, the data that shows the fault, and ordinary data."""
+    mended(script, faults)  # raises where the oracle would hit another place
     labels = ("given_data", "data_that_showed_the_fault", "ordinary_data")
     return script_case(
         instruction=instruction,

@@ -55,13 +55,23 @@ class Fault:
 
 
 def broken(lines: Sequence[str], faults: Sequence[Fault]) -> list[str]:
-    """The script with the faults in it. Raises ValueError where one does not stand for exactly one place."""
-    text = "\n".join(lines)
-    for fault in faults:
-        if text.count(fault.right) != 1:
-            raise ValueError(f"`{fault.right}` does not occur once in the script")
-        text = text.replace(fault.right, fault.wrong)
-    return text.split("\n")
+    """The right script with the faults in it. Raises ValueError where `sed_step` would not bring it back."""
+    wrong = _swapped("\n".join(lines), [(fault.right, fault.wrong) for fault in faults])
+    mended(wrong.split("\n"), faults)
+    return wrong.split("\n")
+
+
+def mended(lines: Sequence[str], faults: Sequence[Fault]) -> list[str]:
+    """The broken script put right. Raises ValueError where a fault does not stand for exactly one place."""
+    return _swapped("\n".join(lines), [(fault.wrong, fault.right) for fault in faults]).split("\n")
+
+
+def _swapped(text: str, pairs: Sequence[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        if text.count(old) != 1:
+            raise ValueError(f"`{old}` occurs {text.count(old)} times in the script")
+        text = text.replace(old, new)
+    return text
 
 
 def sed_step(fault: Fault) -> str:

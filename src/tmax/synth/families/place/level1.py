@@ -79,8 +79,8 @@ DELETE = (
 DIRECTORY = (
     "Make an empty directory called {place} here, the exporter wants it.",
     "I need a directory named {place} next to these files, nothing in it yet.",
-    "Could you create the directory {place} in here? The job fails without it.",
-    "The script expects a {place} directory I believe, so make it please.",
+    "Could you create an empty directory {place} in here? The job fails without it.",
+    "The script expects an empty {place} directory I believe, so make it please.",
     "Set up a new directory {place} here for tomorrow's batch, empty for now.",
     "Somebody deleted the {place} directory, just create it again, it was empty.",
 )
