@@ -37,28 +37,36 @@ if [ "${#missing[@]}" -gt 0 ]; then
     DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
 fi
 
-# The daemon, only where none answers. A daemon of an earlier run may be on its way up; its containerd may have
-# outlived it, and a new daemon would hang on that, so it goes first.
-if ! answers; then
-    if ! alive "$run/dockerd.pid"; then
-        if alive "$run/exec/containerd/containerd.pid"; then
-            left=$(<"$run/exec/containerd/containerd.pid")
-            if [ "$(cat "/proc/$left/comm" 2>/dev/null)" = containerd ]; then
-                say "ending a containerd ($left) that outlived its daemon"
-                kill "$left" || true
-                for _ in {1..50}; do kill -0 "$left" 2>/dev/null || break; sleep 0.1; done
-                kill -9 "$left" 2>/dev/null || true
-            fi
+# The daemon, only where none answers. One of an earlier run may be on its way up or down, which is waited for.
+end_containerd() {
+    # A containerd that has outlived its daemon makes the next daemon hang.
+    local file=$run/exec/containerd/containerd.pid left
+    if alive "$file"; then
+        left=$(<"$file")
+        if [ "$(cat "/proc/$left/comm" 2>/dev/null)" = containerd ]; then
+            say "ending a containerd ($left) that outlived its daemon"
+            kill "$left" 2>/dev/null || true
+            for _ in {1..50}; do kill -0 "$left" 2>/dev/null || break; sleep 0.1; done
+            kill -9 "$left" 2>/dev/null || true
         fi
-        rm -f "$run/dockerd.pid" "$run/exec/containerd/containerd.pid"
+    fi
+    rm -f "$run/dockerd.pid" "$file"
+}
+started=
+for _ in {1..120}; do
+    answers && break
+    if ! alive "$run/dockerd.pid" && { [ -z "$started" ] || ! kill -0 "$started" 2>/dev/null; }; then
+        [ -z "$started" ] || { tail -n 20 "$log" >&2; fail "dockerd ended as it started"; }
+        end_containerd
         say "starting dockerd, log in $log"
         # The lock's descriptor is closed, or the daemon would hold the lock for as long as it lives.
         setsid dockerd --data-root "$root" --exec-root "$run/exec" --pidfile "$run/dockerd.pid" \
             >>"$log" 2>&1 </dev/null 9>&- &
+        started=$!
     fi
-    for _ in {1..120}; do answers && break; sleep 0.5; done
-    answers || { tail -n 20 "$log" >&2; fail "dockerd did not answer within a minute"; }
-fi
+    sleep 0.5
+done
+answers || { tail -n 20 "$log" >&2; fail "dockerd did not answer within a minute"; }
 
 # The base image: the machine's own release, from the archive that apt is set up with.
 if ! docker image inspect "$image" >/dev/null 2>&1; then

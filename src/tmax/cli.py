@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tmax.config import RunConfig
     from tmax.pipeline import Detail, Stage
+    from tmax.records import TrialKey
     from tmax.run import Run
     from tmax.trial import Policy, World
 
@@ -357,24 +358,25 @@ def _world(engine: str, seed: int, agent: Any = None) -> "World":
 
 def _policy(name: str, temperature: float, stack: Any) -> "Policy":
     from tmax.config import HfPolicyConfig, Sampling
+    from tmax.policy.saved import model_dir
     from tmax.policy.scripted import Noop, Oracle
 
     if name == "noop":
         return Noop()
     if name == "oracle":
         return Oracle()
-    if not Path(name).is_dir():
-        raise TaskError(f"no policy `{name}`", hint="give noop, oracle, or the directory of a model")
+    path = model_dir(name)
+    if not path.is_dir():
+        raise TaskError(f"no policy `{name}`", hint="give noop, oracle, tiny, or the directory of a model")
     from tmax.policy.hf import open_hf_policy
     from tmax.policy.template import ChatTemplate
     from tmax.trial import Model
 
-    policy = stack.enter_context(open_hf_policy(HfPolicyConfig(path=name), name))
+    policy = stack.enter_context(open_hf_policy(HfPolicyConfig(path=name), str(path)))
     return Model(policy, ChatTemplate(policy.tokenizer), Sampling(temperature=temperature), name=name)
 
 
 def _show_trial(path: Path, trial: str | None, as_json: bool) -> None:
-    from tmax.records import TrialKey
     from tmax.report.story import describe_trial
     from tmax.store import open_store
 
@@ -387,16 +389,25 @@ def _show_trial(path: Path, trial: str | None, as_json: bool) -> None:
                 else "\n".join(f"{k['purpose']}/{k['task_id']}/{k['index']}  {k['outcome']}" for k in keys)
             )
             return
-        parts = trial.split("/")
-        if len(parts) != 3 or not parts[2].isdigit():
-            raise ConfigError(
-                f"`{trial}` names no trial", hint="PURPOSE/TASK_ID/INDEX; without --trial they are listed"
-            )
-        key = TrialKey.model_construct(purpose=parts[0], task_id=parts[1], index=int(parts[2]))
-        found = store.trial(key)
+        found = store.trial(_trial_key(trial))
         if found is None:
             raise ConfigError(f"the run has no trial `{trial}`", hint="without --trial they are listed")
         _print(found.model_dump(mode="json") if as_json else describe_trial(found))
+
+
+def _trial_key(text: str) -> "TrialKey":
+    from pydantic import ValidationError
+
+    from tmax.records import TrialKey
+
+    purpose, _, rest = text.partition("/")
+    task_id, _, index = rest.rpartition("/")
+    try:
+        return TrialKey.model_validate({"purpose": purpose, "task_id": task_id, "index": index})
+    except ValidationError as error:
+        raise ConfigError(
+            f"`{text}` names no trial", hint="PURPOSE/TASK_ID/INDEX; without --trial they are listed"
+        ) from error
 
 
 def _worded(detail: "Detail") -> str:

@@ -40,6 +40,7 @@ class BubblewrapConfig(Section):
     rootfs: Path | None = None
     """A directory that holds a root file system; the host's own userland where it is not given."""
     limits: Limits = Limits()
+    """What one sandbox may use."""
     network: bool = False
     """Whether sandboxes share the host's network; a task may ask for it too."""
     concurrency: int = Field(8, gt=0)
@@ -55,6 +56,7 @@ class DockerConfig(Section):
     base: str | None = None
     """Image that stands in for every FROM that cannot be had; FROM lines are kept where it is not given."""
     limits: Limits = Limits()
+    """What one sandbox may use."""
     network: bool = False
     """Whether sandboxes may reach the network; a task may ask for it too."""
     concurrency: int = Field(8, gt=0)
@@ -68,6 +70,7 @@ class AutoSandboxConfig(Section):
     base: str | None = None
     """As `DockerConfig.base`."""
     limits: Limits = Limits()
+    """What one sandbox may use."""
     network: bool = False
     """As in the engine that is taken."""
     concurrency: int = Field(8, gt=0)
@@ -163,7 +166,7 @@ class HfPolicyConfig(Section):
 
     type: Literal["hf"] = "hf"
     path: str | None = None
-    """A model directory or hub name; the run's own warm-started model where it is not given."""
+    """A model directory, a hub name, or `tiny`, which comes with tmax; not given where `sft.model` makes one."""
     device: str = "auto"
     """`cpu`, `cuda`, …; `auto` takes a GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"

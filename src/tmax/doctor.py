@@ -7,7 +7,7 @@ import sys
 from tmax.config import BubblewrapConfig, DockerConfig, cache_dir
 from tmax.errors import TmaxError
 from tmax.records import Record
-from tmax.sandbox import engine_works
+from tmax.sandbox import engine_problem
 
 _MIN_FREE_GB = 2.0
 
@@ -41,7 +41,7 @@ def _disk() -> Check:
 
 
 def _bubblewrap() -> Check:
-    problem = engine_works(BubblewrapConfig())
+    problem = engine_problem(BubblewrapConfig())
     mend = (
         "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, and AppArmor's restriction off)"
     )
@@ -49,7 +49,7 @@ def _bubblewrap() -> Check:
 
 
 def _docker() -> Check:
-    problem = engine_works(DockerConfig())
+    problem = engine_problem(DockerConfig())
     mend = "install Docker and start its daemon, or go without: bubblewrap needs none"
     return Check(name="sandbox docker", works=problem is None, detail=problem or "the daemon answers", mend=mend)
 

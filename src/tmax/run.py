@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tmax.config import EngineConfig, RunConfig, Sampling, dump_config, load_config
 from tmax.errors import ConfigError, StoreError, TaskError
+from tmax.policy.saved import model_dir
 from tmax.policy.template import ChatTemplate
 from tmax.records import TaskRow
 from tmax.sandbox import choose_engine, reap
@@ -78,7 +79,7 @@ class Run:
         """Where the policy of a step lies; step 0 is the warm start, or the model the config names."""
         path = self.checkpoints_dir / str(step)
         if step == 0 and self.config.sft is None:
-            path = Path(str(self.config.policy.path))
+            path = model_dir(str(self.config.policy.path))
         return path
 
 

@@ -220,12 +220,16 @@ FATAL = {
 }
 
 
+MAY_END_THE_SANDBOX = ("an endless result", "an endless answer", "processes without end",
+                       "a forged report on the parent's descriptors")  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["warm", "cold"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_cheating_is_not_paid(attack: str, path: str, machine: Machine, tmp_path: Path) -> None:
     with machine(path) as sandbox:
         outcome = earned(sandbox, tmp_path, ATTACKS[attack])
-    if attack in ("an endless result", "an endless answer", "processes without end"):
+    if attack in MAY_END_THE_SANDBOX:
         assert outcome in (0.0, "VerifierError", "VerifierTimeout")
     else:
         assert outcome == FATAL.get(attack, 0.0)

@@ -189,7 +189,7 @@ def open_hf_policy(config: HfPolicyConfig, path: str, *, version: int = 0) -> It
 def load_model(path: str, *, dtype: torch.dtype) -> tuple[Any, Any]:
     """Load a causal language model and its tokenizer. Raises PolicyError where `path` holds none."""
     # Its own bars would stand between the stages' ones.
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)

@@ -77,6 +77,19 @@ def reap(config: EngineConfig, *, label: str) -> int:
             assert_never(config)
 
 
+def engine_problem(config: EngineConfig) -> str | None:
+    """None where the engine works on this machine, else why not."""
+    match config:
+        case BubblewrapConfig():
+            return bubblewrap_works(config)
+        case DockerConfig():
+            from tmax.sandbox.docker import docker_works
+
+            return docker_works(config)
+        case _:
+            assert_never(config)
+
+
 def bubblewrap_works(config: BubblewrapConfig) -> str | None:
     """None where a sandbox starts, else why not."""
     from tmax.sandbox.bubblewrap import open_bubblewrap
@@ -121,6 +134,7 @@ __all__ = [
     "bubblewrap_works",
     "build_image",
     "choose_engine",
+    "engine_problem",
     "open_sandbox",
     "reap",
 ]

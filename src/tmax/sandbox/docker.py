@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 from docker.types import LogConfig, Mount, Ulimit
 
 from tmax.config import DockerConfig
 from tmax.errors import SandboxError, StartError
-from tmax.sandbox.docker_api import address, connect, translated
+from tmax.sandbox.docker_api import address, connect, explain, translated
 from tmax.sandbox.docker_build import build_docker_image
 from tmax.sandbox.docker_sandbox import DockerSandbox
 from tmax.sandbox.protocol import Image
@@ -30,6 +30,10 @@ _RUN_LABEL, _OWNER_LABEL = "tmax.run", "tmax.owner"
 _CAPABILITIES = ("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP",
                  "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT")  # fmt: skip
 """What root keeps: Docker's default without making devices and raw packets."""
+
+_NO_DISK_LIMIT = ("storage-opt", "storage opt", "quota")
+_boundless: set[str] = set()
+"""Daemons that cannot bound a container's disk, as most storage drivers cannot; it shows when they are asked to."""
 
 _FIRST_PROCESS = "trap '' CHLD; exec 3<> <(:); exec cat <&3 >/dev/null"
 """Waits for a pipe that nobody writes to. It ignores SIGCHLD, so orphans leave no zombies; it handles no signal, so
@@ -115,43 +119,65 @@ def _start(
     mounts: Sequence[Path],
     network: bool,
 ) -> DockerSandbox:
-    limits = config.limits
-    file_bytes = limits.file_mb * 1024 * 1024
     try:
         with translated("start a container"):
-            host_config = client.create_host_config(
-                network_mode="bridge" if network else "none",
-                cap_drop=["ALL"],
-                cap_add=list(_CAPABILITIES),
-                security_opt=["no-new-privileges"],
-                pids_limit=limits.pids,
-                mem_limit=f"{limits.memory_mb}m",
-                memswap_limit=f"{limits.memory_mb}m",
-                ulimits=[Ulimit(name="fsize", soft=file_bytes, hard=file_bytes), Ulimit(name="core", soft=0, hard=0)],
-                mounts=[Mount(str(path), str(path), type="bind", read_only=True) for path in mounts],
-                # What a root agent writes to the first process's output would fill the host's disk.
-                log_config=LogConfig(type="none"),
-            )
-            client.create_container(
-                image.reference,
-                name=name,
-                entrypoint=["/bin/bash", "--norc", "--noprofile", "-c", _FIRST_PROCESS],
-                command=[],
-                user="0:0",
-                hostname="sandbox",
-                working_dir="/",
-                labels={_RUN_LABEL: label, _OWNER_LABEL: "/".join(_owner())},
-                healthcheck={"test": ["NONE"]},
-                stop_signal="SIGKILL",
-                host_config=host_config,
-                # The user's proxies may hold credentials.
-                use_config_proxy=False,
-            )
+            _create(client, config, image, name=name, label=label, mounts=mounts, network=network)
             client.start(name)
             state = client.inspect_container(name)
     except SandboxError as error:
         raise StartError(error.message, kind=error.kind, hint=error.hint) from error
-    return DockerSandbox(client, image, name, _leader(state))
+    return DockerSandbox(client, image, name, _leader(state), mounts)
+
+
+def _create(
+    client: docker.APIClient,
+    config: DockerConfig,
+    image: Image,
+    *,
+    name: str,
+    label: str,
+    mounts: Sequence[Path],
+    network: bool,
+) -> None:
+    limits = config.limits
+    file_bytes = limits.file_mb * 1024 * 1024
+    host_config = client.create_host_config(
+        network_mode="bridge" if network else "none",
+        cap_drop=["ALL"],
+        cap_add=list(_CAPABILITIES),
+        security_opt=["no-new-privileges"],
+        pids_limit=limits.pids,
+        mem_limit=f"{limits.memory_mb}m",
+        memswap_limit=f"{limits.memory_mb}m",
+        ulimits=[Ulimit(name="fsize", soft=file_bytes, hard=file_bytes), Ulimit(name="core", soft=0, hard=0)],
+        mounts=[Mount(str(path), str(path), type="bind", read_only=True) for path in mounts],
+        # What a root agent writes to the first process's output would fill the host's disk.
+        log_config=LogConfig(type="none"),
+    )
+    settings: dict[str, Any] = {
+        "name": name,
+        "entrypoint": ["/bin/bash", "--norc", "--noprofile", "-c", _FIRST_PROCESS],
+        "command": [],
+        "user": "0:0",
+        "hostname": "sandbox",
+        "working_dir": "/",
+        "labels": {_RUN_LABEL: label, _OWNER_LABEL: "/".join(_owner())},
+        "healthcheck": {"test": ["NONE"]},
+        "stop_signal": "SIGKILL",
+        # The user's proxies may hold credentials.
+        "use_config_proxy": False,
+    }
+    place = address(config)
+    if place not in _boundless:
+        try:
+            bounded = {**host_config, "StorageOpt": {"size": f"{limits.disk_mb}m"}}
+            client.create_container(image.reference, host_config=bounded, **settings)
+            return
+        except APIError as error:
+            if not any(sign in explain(error).lower() for sign in _NO_DISK_LIMIT):
+                raise
+            _boundless.add(place)
+    client.create_container(image.reference, host_config=host_config, **settings)
 
 
 def _remove(client: docker.APIClient, container: str) -> None:

@@ -47,6 +47,7 @@ _SPECIAL = 0x8F280000
 """Bits of the daemon's file mode that mark everything but regular files (Go's ModeType)."""
 _DIRECTORY = 0x80000000
 
+_MERGED = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh")
 _NOT_RUN = 126
 _NO_DIRECTORY = "chdir to cwd"
 _NOT_STARTED = "exec failed: unable to start container process"
@@ -65,11 +66,14 @@ _HOMES: dict[User, str] = {"root": "/root", "agent": AGENT_HOME}
 class DockerSandbox:
     """See `tmax.sandbox.protocol.Sandbox`. `leader` is None where the container cannot be entered from here."""
 
-    def __init__(self, client: docker.APIClient, image: Image, name: str, leader: int | None) -> None:
+    def __init__(
+        self, client: docker.APIClient, image: Image, name: str, leader: int | None, mounts: Sequence[Path] = ()
+    ) -> None:
         self._client = client
         self._image = image
         self._name = name
         self._leader = leader
+        self._mounts = tuple(PurePosixPath(mount) for mount in mounts)
         self._views: dict[User, processes.View] = {}
         self._lock = threading.Lock()
 
@@ -91,11 +95,18 @@ class DockerSandbox:
         if self._leader is None:
             # Opened while there is room for it: a fork bomb leaves none.
             self.view(user).processes()
+        if not self._is_of_the_host(command[0]):
+            # The daemon carries the two outputs apart, and their order would be lost.
+            command = (*_MERGED, *command)
         result = self._exec(command, user=user, timeout=timeout, cwd=cwd or self._image.workdir)
         if cwd is None and result.exit_code == _NOT_RUN and _NO_DIRECTORY in result.output[:200]:
             # The working directory may be gone: commands can still be run.
             result = self._exec(command, user=user, timeout=timeout, cwd="/")
         return result
+
+    def _is_of_the_host(self, program: str) -> bool:
+        """Whether a program comes from a mount; such a one runs with nothing of the container in between."""
+        return any(PurePosixPath(program).is_relative_to(mount) for mount in self._mounts)
 
     def _exec(self, command: Sequence[str], *, user: User, timeout: float, cwd: str) -> ExecResult:
         started = time.monotonic()
@@ -279,9 +290,10 @@ class ShellChannel:
         chosen = processes.of_shell(shell, self._spared)
         if force:
             self._kill(chosen)
-        else:
-            self._view.signal(chosen(self._view.processes()), signal.SIGINT)
+        # Bash first: it heeds the signal only where its child then dies of one, too, and would start the next child if
+        # this one died before it.
         self._view.signal([shell.pid], signal.SIGINT)
+        self._view.signal(chosen(self._view.processes()), signal.SIGINT)
 
     def close(self) -> None:
         """See `Channel.close`."""

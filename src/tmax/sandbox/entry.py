@@ -22,14 +22,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tmax.errors import SandboxError, StartError
-from tmax.sandbox import warden as program
+from tmax.sandbox import warden_kernel
 
 IdMode = Literal["root", "plain", "subids", "one"]
 """How users inside map to users of the host. We are root: one to one, in a user namespace, or without one where that
 does not work. An ordinary user: through /etc/subuid, or one id only."""
 
-NAMESPACES = program.CLONE_NEWNS | program.CLONE_NEWPID | program.CLONE_NEWIPC | program.CLONE_NEWUTS
-NETWORK = program.CLONE_NEWNET
+NAMESPACES = (
+    warden_kernel.CLONE_NEWNS | warden_kernel.CLONE_NEWPID | warden_kernel.CLONE_NEWIPC | warden_kernel.CLONE_NEWUTS
+)
+NETWORK = warden_kernel.CLONE_NEWNET
+
+# Stand-ins for the packages above the warden's modules: the real ones load half of this project.
+_PROGRAM = """
+import sys, types
+for name, path in (("tmax", sys.argv[1]), ("tmax.sandbox", sys.argv[1] + "/sandbox")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from tmax.sandbox.warden import main
+main()
+"""
 
 _REQUEST_TIMEOUT = 60.0
 _CALL_TIMEOUT = 600.0
@@ -42,7 +54,10 @@ class Channel:
     socket: socket.socket
 
     def close(self) -> None:
-        """End what serves it."""
+        """End what serves it, and wait for that."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+            readable(self.socket.fileno(), 2.0)
         self.socket.close()
 
 
@@ -91,9 +106,10 @@ def _start_warden(mode: IdMode) -> Warden:
     if mode == "subids" and not _sub_ids():
         raise StartError("no subordinate ids", kind="engine", hint="install uidmap and see /etc/subuid")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    package = Path(warden_kernel.__file__).parents[1]
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(program.__file__)), str(theirs.fileno()), mode, "enter"],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, str(package), str(theirs.fileno()), mode, "enter"],
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env={}, start_new_session=True, cwd="/",
         )  # fmt: skip
@@ -216,14 +232,25 @@ def spawn(
 
 
 def place(
-    keeper: Warden, leader: int, *, agent: bool, enter: int, rlimits: Mapping[str, int], cgroups: Sequence[str]
+    keeper: Warden,
+    leader: int,
+    pidfd: int,
+    *,
+    agent: bool,
+    enter: int,
+    rlimits: Mapping[str, int],
+    cgroups: Sequence[str],
 ) -> Channel:
-    """A channel on which `spawn`, `get`, `put`, `kill` and `kill_tree` happen inside the sandbox of the pidfd `leader`.
+    """A channel on which `spawn`, `get`, `put`, `kill` and `kill_tree` happen inside the sandbox whose first process is
+    `leader` (host id, and opened).
 
     It serves all users; where one id is mapped, `agent` makes one that serves the agent alone. Raises SandboxError.
     """
-    fields = {"op": "place", "agent": agent, "enter": enter, "rlimits": dict(rlimits), "cgroups": list(cgroups)}
-    reply = _ask(keeper.socket, fields, (leader,))
+    fields = {
+        "op": "place", "leader": leader, "agent": agent, "enter": enter, "rlimits": dict(rlimits),
+        "cgroups": list(cgroups),
+    }  # fmt: skip
+    reply = _ask(keeper.socket, fields, (pidfd,))
     try:
         tag, value, _ = _receive(reply)
     except SandboxError:
@@ -250,22 +277,15 @@ def call(keeper: Channel, op: str, fields: Mapping[str, Any], *, fds: Iterable[i
 
 
 def kill_tree(
-    keeper: Channel,
-    root: int,
-    *,
-    leader: int,
-    since: int,
-    spare: Iterable[int] = (),
-    number: int = signal.SIGKILL,
-    with_root: bool,
+    placer: Channel, root: int, *, since: int, spare: Iterable[int] = (), number: int = signal.SIGKILL, with_root: bool
 ) -> None:
     """Signal what a command started: what descends from the process `root` but not from its children `spare`, and the
-    orphans (children of the sandbox's `leader`) that started at or after the clock tick `since`. Ids are the host's.
+    orphans (children of the sandbox's first process) that started at or after the clock tick `since`. Host ids.
 
     SIGKILL is repeated until nothing is left, and goes to the root last, if at all; other signals also go to the root.
     """
-    fields = {"root": root, "leader": leader, "since": since, "spare": list(spare)}
-    call(keeper, "kill_tree", {**fields, "signal": int(number), "with_root": with_root})
+    fields = {"root": root, "since": since, "spare": list(spare), "signal": int(number), "with_root": with_root}
+    call(placer, "kill_tree", fields)
 
 
 def children(pid: int) -> list[int]:
@@ -277,7 +297,7 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def _ask(channel: socket.socket, fields: Mapping[str, Any], fds: Iterable[int]) -> socket.socket:
+def _ask(channel: socket.socket, fields: dict[str, Any], fds: Iterable[int]) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     body = os.memfd_create("request", os.MFD_CLOEXEC)
     try:

@@ -4,287 +4,199 @@ The rule: a layer is cached under the hash of everything that decides its conten
 FROM names no image here: every image stands on the base. Only RUN starts a process.
 """
 
+import errno
 import fcntl
 import functools
 import hashlib
 import json
 import os
-import posixpath
 import secrets
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 from tmax.config import BubblewrapConfig, Limits
-from tmax.errors import BuildError, SandboxError, TaskError
-from tmax.sandbox import bubblewrap, dockerfile, entry
+from tmax.errors import BuildError, SandboxError, StartError, TaskError
+from tmax.sandbox import bubblewrap, entry
 from tmax.sandbox.base import Base, load_base
 from tmax.sandbox.context import Context
-from tmax.sandbox.dockerfile import Arg, Copy, Env, From, Instruction, Recorded, Run, RunAs, Shell, Workdir
+from tmax.sandbox.dockerfile import parse
+from tmax.sandbox.plan import FileStep, Step, make_plan
 from tmax.sandbox.protocol import Image
 from tmax.task import Task
 
-_VERSION = 1
+_VERSION = 2
 _MAX_LAYERS = 8
 _LOG_TAIL = 4000
 _BUILD_LIMITS = Limits(memory_mb=4096, pids=4096, file_mb=8192)
-# What a build writes goes to the disk.
+# What a build writes goes to the disk, without a bound.
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What one build works with; `deadline` is on the monotonic clock."""
+
+    warden: entry.Warden
+    base: Base
+    limits: Limits
+    context: Path
+    deadline: float
 
 
 def build_bubblewrap_image(config: BubblewrapConfig, task: Task) -> Image:
-    """Build a task's image, or find it built. Raises BuildError, TaskError, StartError."""
+    """Build a task's image, or find it built.
+
+    Raises BuildError where the Dockerfile is to blame, TaskError where it cannot be read, StartError where the
+    machine is to blame.
+    """
     warden = entry.warden()
     base = load_base(config.rootfs, warden)
-    facts = _Facts.of(task)
-    image = _build(warden, base, task.path, task.hash, facts)
-    if all(bubblewrap.layer_dir(key).is_dir() for key in image.reference.split("+") if key):
+    # Tasks of others that run their agent as root keep their files root's.
+    facts = (task.path, task.hash, task.settings.build_timeout, task.settings.memory_mb, task.agent_user == "agent")
+    try:
+        image = _build(warden, base, *facts)
+        if not all(bubblewrap.layer_dir(key).is_dir() for key in image.reference.split("+") if key):
+            _build.cache_clear()
+            image = _build(warden, base, *facts)
         return image
-    _build.cache_clear()
-    return _build(warden, base, task.path, task.hash, facts)
-
-
-@dataclass(frozen=True)
-class _Facts:
-    context: Path
-    build_timeout: float
-    memory_mb: int
-    agent_owns: bool
-
-    @classmethod
-    def of(cls, task: Task) -> "_Facts":
-        # Tasks of others that run their agent as root keep their files root's.
-        return cls(task.context, task.settings.build_timeout, task.settings.memory_mb, task.agent_user == "agent")
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A command, or files to write, with all that was substituted into them."""
-
-    line: int
-    run: tuple[str, ...] | None
-    files: tuple[dict[str, Any], ...] = ()
-    script: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-    cwd: str = "/"
-    user: str = "root"
+    except StartError:
+        raise
+    except SandboxError as error:
+        raise StartError(error.message, kind=error.kind, hint=error.hint) from error
+    except OSError as error:
+        raise TaskError(f"cannot read the build context of `{task.path}`: {error}", hint="check the files") from error
 
 
 @functools.lru_cache(maxsize=4096)
 def _build(
-    warden: entry.Warden, base: Base, path: Path, task_hash: str, facts: _Facts
-) -> Image:  # fmt: skip
+    warden: entry.Warden, base: Base, path: Path, task_hash: str, timeout: float, memory_mb: int, agent_owns: bool
+) -> Image:
+    context = path / "environment"
     try:
-        text = (facts.context / "Dockerfile").read_text(encoding="utf-8")
+        text = (context / "Dockerfile").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskError(f"cannot read the Dockerfile of `{path}`: {error}", hint="task files are UTF-8 text") from error
-    steps, workdir, env = _plan(dockerfile.parse(text), Context(facts.context))
-    if facts.agent_owns and workdir != "/":
-        shallow = any(part.lower and (Path(part.lower) / posixpath.relpath(workdir, part.mount)).exists()
-                      for part in base.parts if part.mount != "/" and f"{workdir}/".startswith(f"{part.mount}/"))  # fmt: skip
-        own = {"kind": "own", "path": workdir, "owner": "agent:agent", "shallow": shallow}
-        steps.append(_Step(0, None, (own,)))
-    deadline = time.monotonic() + facts.build_timeout
-    limits = _BUILD_LIMITS.model_copy(update={"memory_mb": max(_BUILD_LIMITS.memory_mb, facts.memory_mb)})
+    plan = make_plan(parse(text), Context(context))
+    steps = list(plan.steps)
+    if agent_owns and plan.workdir != "/":
+        steps.append(Step(0, files=(_give_to_agent(base, plan.workdir),)))
+    limits = _BUILD_LIMITS.model_copy(update={"memory_mb": max(_BUILD_LIMITS.memory_mb, memory_mb)})
+    build = _Build(warden, base, limits, context, time.monotonic() + timeout)
     keys: list[str] = []
     for group in _groups(steps):
-        key = _layer_key(base, keys, group, warden.mode)
-        _make_layer(warden, base, limits, keys, key, group, deadline)
+        key = _layer_key(build, keys, group)
+        _make_layer(build, keys, key, group)
         keys.append(key)
-    return Image("bubblewrap", "+".join(keys), workdir, env)
+    return Image("bubblewrap", "+".join(keys), plan.workdir, plan.env)
 
 
-def _plan(instructions: Sequence[Instruction], context: Context) -> tuple[list[_Step], str, dict[str, str]]:
-    """Substitute and resolve everything: the steps, the working directory and the environment of the image."""
-    steps: list[_Step] = []
-    env = {"PATH": bubblewrap.DEFAULT_PATH}
-    args: dict[str, str] = {}
-    early: dict[str, str] = {}
-    cwd, user = "/", "root"
-    shell: tuple[str, ...] = ("/bin/sh", "-c")
-    started = False
-    for item in instructions:
-        known = {**args, **env} if started else early
-        match item:
-            case From():
-                started = True
-            case Arg(line, pairs):
-                for name, value in pairs:
-                    text = early.get(name) if value is None else dockerfile.expand(value, known, line)
-                    if text is not None:
-                        (args if started else early)[name] = text
-            case Env(line, pairs):
-                env |= {name: dockerfile.expand(value, known, line) for name, value in pairs}
-            case Workdir(line, path):
-                cwd = posixpath.normpath(posixpath.join(cwd, dockerfile.expand(path, known, line)))
-                made = {"kind": "directory", "path": cwd, "owner": "root:root", "mode": 0o755}
-                steps.append(_Step(line, None, (made,)))
-            case RunAs(line, name):
-                user = dockerfile.expand(name, known, line)
-            case Shell():
-                shell = item.command
-            case Copy():
-                steps.append(_Step(item.line, None, tuple(_copy_steps(item, context, cwd, known))))
-            case Run(line, command, is_script):
-                argv = command if isinstance(command, tuple) else (*shell, command)
-                script = command if is_script and isinstance(command, str) else None
-                steps.append(_Step(line, argv, (), script, {**args, **env}, cwd, user))
-            case Recorded():
-                pass
-            case _:
-                assert_never(item)
-    return steps, cwd, env
+def _give_to_agent(base: Base, workdir: str) -> FileStep:
+    """The working directory becomes agent's: all of it, but not what the base has there."""
+    of_base = any(
+        part.lower is not None and (part.lower / workdir.removeprefix(part.mount).lstrip("/")).exists()
+        for part in base.parts
+        if f"{workdir}/".startswith(part.mount.rstrip("/") + "/")
+    )
+    return FileStep("own", workdir, owner="agent:agent", shallow=of_base)
 
 
-def _copy_steps(item: Copy, context: Context, cwd: str, env: dict[str, str]) -> Iterator[dict[str, Any]]:
-    target = dockerfile.expand(item.target, env, item.line)
-    path = posixpath.normpath(posixpath.join(cwd, target))
-    owner = dockerfile.expand(item.chown, env, item.line) if item.chown else "root:root"
-    mode = _mode(item.chmod, item.line)
-    sources = [dockerfile.expand(source, env, item.line) for source in item.sources]
-    found = [entry for source in sources for entry in context.find(source, item.line)]
-    into = target.endswith("/") or posixpath.normpath(target) == "." or len(found) + len(item.heredocs) > 1
-    if into and path != "/":
-        path += "/"
-    common = {"kind": "file", "path": path, "owner": owner, "mode": mode, "link": None, "source": None}
-    for heredoc in item.heredocs:
-        body = dockerfile.expand_body(heredoc.body, env, item.line) if heredoc.expand else heredoc.body
-        yield {**common, "name": heredoc.name, "content": body}
-    for entry_ in found:
-        if item.is_add and entry_.path.name.endswith((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".txz")):
-            raise BuildError(
-                f"Dockerfile, line {item.line}: ADD of an archive is not supported", hint="COPY it and RUN tar"
-            )
-        if not entry_.is_directory:
-            yield common | _source(entry_.path) | {"name": entry_.path.name}
-            continue
-        yield {"kind": "directory", "path": path, "owner": owner, "mode": 0o755}
-        for name, file in entry_.inside:
-            place = posixpath.join(path, name)
-            if file.is_dir() and not file.is_symlink():
-                permissions = stat.S_IMODE(file.stat().st_mode)
-                yield {"kind": "directory", "path": place, "owner": owner, "mode": permissions}
-            else:
-                yield common | _source(file) | {"path": place, "name": None}
-
-
-def _source(file: Path) -> dict[str, Any]:
-    if file.is_symlink():
-        return {"link": os.readlink(file)}
-    return {"source": str(file)}
-
-
-def _mode(text: str | None, line: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        return int(text, 8)
-    except ValueError as error:
-        raise BuildError(f"Dockerfile, line {line}: --chmod={text} is not octal", hint="write it as 755") from error
-
-
-def _groups(steps: Sequence[_Step]) -> list[list[_Step]]:
+def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     """The steps of each layer: one ends with every RUN, as long as there are not too many."""
-    groups: list[list[_Step]] = [[]]
+    groups: list[list[Step]] = [[]]
     for step in steps:
-        if groups[-1] and groups[-1][-1].run is not None and len(groups) < _MAX_LAYERS:
+        if groups[-1] and groups[-1][-1].run and len(groups) < _MAX_LAYERS:
             groups.append([])
         groups[-1].append(step)
     return [group for group in groups if group]
 
 
-def _layer_key(base: Base, below: Sequence[str], group: Sequence[_Step], mode: str) -> str:
-    digest = hashlib.sha256(json.dumps([_VERSION, base.key, mode, *below]).encode())
+def _layer_key(build: _Build, below: Sequence[str], group: Sequence[Step]) -> str:
+    digest = hashlib.sha256(json.dumps([_VERSION, build.base.key, *below]).encode())
     for step in group:
-        digest.update(json.dumps([step.run, step.script, step.env, step.cwd, step.user], sort_keys=True).encode())
+        shown: list[Any] = [step.run, step.script, step.env, step.cwd, step.user]
         for file in step.files:
-            source = file.get("source")
-            shown = {key: value for key, value in file.items() if key != "source"}
-            if source is not None:
-                status = Path(source).stat()
-                shown["bits"] = stat.S_IMODE(status.st_mode)
-                shown["content"] = hashlib.sha256(Path(source).read_bytes()).hexdigest()
-            digest.update(json.dumps(shown, sort_keys=True).encode("utf-8", "surrogateescape"))
+            shown.append(file.shown())
+            if file.source is not None:
+                source = build.context / file.source
+                shown += [stat.S_IMODE(source.stat().st_mode), hashlib.sha256(source.read_bytes()).hexdigest()]
+        digest.update(json.dumps(shown, sort_keys=True).encode())
     return digest.hexdigest()[:20]
 
 
-def _make_layer(
-    warden: entry.Warden,
-    base: Base,
-    limits: Limits,
-    below: Sequence[str],
-    key: str,
-    group: Sequence[_Step],
-    deadline: float,
-) -> None:
+def _make_layer(build: _Build, below: Sequence[str], key: str, group: Sequence[Step]) -> None:
     final = bubblewrap.layer_dir(key)
     if final.is_dir():
         return
     layers = [bubblewrap.layer_dir(one) for one in below]
-    with settle(final, warden) as aside:
+    with settle(final, build.warden) as aside:
         if aside is None:
             return
-        for part in base.parts:
+        for part in build.base.parts:
             (aside / part.name).mkdir()
-            (aside / part.name).chmod(bubblewrap.part_mode(base, layers, part))
-        files: list[dict[str, Any]] = []
+            (aside / part.name).chmod(bubblewrap.part_mode(build.base, layers, part))
+        files: list[FileStep] = []
         for step in group:
             files += step.files
-            if step.run is not None:
-                _write_files(warden, base, layers, aside, files, step)
+            if step.run:
+                _write_files(build, layers, aside, files, step)
                 files = []
-                _run(warden, base, limits, layers, aside, step, deadline)
-        _write_files(warden, base, layers, aside, files, group[-1])
+                _run(build, layers, aside, step)
+        _write_files(build, layers, aside, files, group[-1])
 
 
-def _write_files(
-    warden: entry.Warden, base: Base, layers: Sequence[Path], upper: Path, files: Sequence[dict[str, Any]], step: _Step
-) -> None:
+def _write_files(build: _Build, layers: Sequence[Path], upper: Path, files: Sequence[FileStep], step: Step) -> None:
     if not files:
         return
+    if build.warden.mode == "one":
+        files = [replace(file, owner="0:0") for file in files]
     with ExitStack() as stack:
-        state = bubblewrap.make_state(stack, warden, "build", [("scratch", 0o755)], base, size_mb=None)
-        overlays = bubblewrap.overlays(base, layers, state, upper)
-        one = warden.mode == "one"
-        steps = [{**file, "owner": "0:0"} if one else file for file in files]
+        state = bubblewrap.make_state(
+            stack, build.warden, "build", [("scratch", 0o755)], build.base, size_mb=None
+        )  # fmt: skip
+        fields = {
+            "overlays": bubblewrap.overlays(build.base, layers, state, upper), "scratch": str(state / "scratch"),
+            "context": str(build.context), "steps": [file.fields() for file in files],
+        }  # fmt: skip
         try:
-            entry.call(warden, "layer", {"overlays": overlays, "scratch": str(state / "scratch"), "steps": steps})
+            entry.call(build.warden, "layer", fields)
         except OSError as error:
+            if error.filename == "overlay" or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                raise StartError(
+                    f"cannot write an image layer: {error.strerror}", kind="disk",
+                    hint="TMAX_CACHE needs room, on a file system that overlays can write to",
+                ) from error  # fmt: skip
+            where = f"line {step.line}" if step.line else "its end"
             raise BuildError(
-                f"Dockerfile, up to line {step.line}: {error}", hint="see the COPY instructions"
+                f"Dockerfile, up to {where}: {error.strerror}: {error.filename}",
+                hint="see COPY, WORKDIR and their owners",
             ) from error
 
 
-def _run(
-    warden: entry.Warden,
-    base: Base,
-    limits: Limits,
-    layers: Sequence[Path],
-    upper: Path,
-    step: _Step,
-    deadline: float,
-) -> None:
-    assert step.run is not None
+def _run(build: _Build, layers: Sequence[Path], upper: Path, step: Step) -> None:
+    command = step.run
+    if step.script is not None:
+        command = ("/bin/sh", "-c", _RUN_SCRIPT, step.script)
     image = Image("bubblewrap", "", step.cwd, step.env)
     with ExitStack() as stack:
-        sandbox = bubblewrap.start(stack, warden, base, limits, image, layers, label="build", network=True, upper=upper)
-        command = step.run
-        if step.script is not None:
-            command = ("/bin/sh", "-c", _RUN_SCRIPT, step.script)
-        result = sandbox.build(command, user=step.user, timeout=max(0.0, deadline - time.monotonic()))
+        sandbox = bubblewrap.start(
+            stack, build.warden, build.base, build.limits, image, layers, label="build", network=True, upper=upper
+        )
+        try:
+            left = max(0.0, build.deadline - time.monotonic())
+            result = sandbox.run_build(command, user=step.user, timeout=left)
+        except KeyError as error:
+            raise BuildError(f"Dockerfile, line {step.line}: no user {error}", hint="make it before USER") from error
+    tail = result.output[-_LOG_TAIL:]
     if result.timed_out:
-        raise BuildError(
-            f"Dockerfile, line {step.line}: RUN took longer than the task's build time-out",
-            log_tail=result.output[-_LOG_TAIL:], hint="raise `environment.build_timeout_sec`",
-        )  # fmt: skip
+        message = f"Dockerfile, line {step.line}: RUN took longer than the task's build time-out"
+        raise BuildError(message, log_tail=tail, hint="raise `environment.build_timeout_sec`")
     if result.exit_code != 0:
-        raise BuildError(
-            f"Dockerfile, line {step.line}: RUN ended with exit code {result.exit_code}",
-            log_tail=result.output[-_LOG_TAIL:], hint="the end of its output says why",
-        )  # fmt: skip
+        message = f"Dockerfile, line {step.line}: RUN ended with exit code {result.exit_code}"
+        raise BuildError(message, log_tail=tail, hint="the end of its output says why")
 
 
 _RUN_SCRIPT = 'f="$(mktemp)" && printf %s "$0" > "$f" && chmod 700 "$f" && "$f"; s=$?; rm -f "$f"; exit $s'
@@ -294,15 +206,13 @@ _RUN_SCRIPT = 'f="$(mktemp)" && printf %s "$0" > "$f" && chmod 700 "$f" && "$f";
 def settle(final: Path, warden: entry.Warden) -> Iterator[Path | None]:
     """A new directory that becomes `final` if the block succeeds; None where `final` is there already.
 
-    Whoever asks for the same directory meanwhile, thread or process, waits. Raises SandboxError.
+    Whoever asks for the same directory meanwhile, thread or process, waits. Raises StartError where it cannot be made.
     """
     try:
         final.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(final.parent / f".{final.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise SandboxError(
-            f"cannot write to `{final.parent}`: {error}", kind="disk", hint="check TMAX_CACHE"
-        ) from error
+        raise StartError(f"cannot write to `{final.parent}`: {error}", kind="disk", hint="check TMAX_CACHE") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if final.is_dir():

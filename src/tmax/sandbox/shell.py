@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -97,6 +98,7 @@ class BashShell:
         line = b"\\eval %s 0</dev/null 1>&%d 2>&1 %d>&-\n" % (quote(command), _FD, _FD)
         exit_code: int | None = None
         timed_out = False
+        stale: list[str] = []
         try:
             channel.send(line + b"__tmax_report %s\n" % token.encode())
             exit_code = self._collect(channel, token, output, started + timeout)
@@ -104,9 +106,11 @@ class BashShell:
             exit_code = self._collect(channel, token, output, time.monotonic() + 1.0)
         except TimeoutError:
             timed_out = True
-            self._stop(channel, token, output)
+            stale = self._stop(channel, token, output)
         text, missing = output.finish()
         text = _NOISE.sub("", text)
+        for token in stale:
+            text = text.replace(token, "")
         if self._channel is None and not timed_out and "exit" in command:
             # An interactive bash says so when it is told to exit.
             text = text.removesuffix("exit\n")
@@ -194,19 +198,44 @@ class BashShell:
             self._cwd = cwd.decode("utf-8", "surrogateescape")
         return int(status)
 
-    def _stop(self, channel: Channel, token: str, output: Output) -> None:
-        """End the command that runs; the shell lives on if it answers SIGINT, else the next command starts a new one."""
+    def _stop(self, channel: Channel, token: str, output: Output) -> list[str]:
+        """End the command that runs; the shell lives on if it answers SIGINT, else the next command starts a new one.
+
+        Returns the tokens that may have come into the output.
+        """
+        tokens = [token]
         for attempt, patience in enumerate(_STOP_PATIENCE):
             channel.interrupt(force=attempt > 0)
-            try:
-                self._collect(channel, token, output, time.monotonic() + patience)
-            except TimeoutError:
-                continue
-            if self._channel is not None:
-                # What it left in the background goes too.
-                channel.interrupt(force=True)
-            return
-        self.close()
+            if attempt > 1:
+                # An interrupt may have hit bash as it read the line that reports, or in the middle of reporting.
+                tokens.append(self._ask(channel))
+            if self._answers(channel, tokens[-1], output, patience):
+                break
+        else:
+            self.close()
+            return tokens
+        if self._channel is not None:
+            # What it left in the background goes too; and that interrupt must not hit the next command.
+            channel.interrupt(force=True)
+            for patience in _STOP_PATIENCE:
+                tokens.append(self._ask(channel))
+                if self._answers(channel, tokens[-1], output, patience):
+                    return tokens
+            self.close()
+        return tokens
+
+    def _ask(self, channel: Channel) -> str:
+        token = secrets.token_hex(16)
+        with suppress(BrokenPipeError):
+            channel.send(b"__tmax_report %s\n" % token.encode())
+        return token
+
+    def _answers(self, channel: Channel, token: str, output: Output, patience: float) -> bool:
+        try:
+            self._collect(channel, token, output, time.monotonic() + patience)
+        except TimeoutError:
+            return False
+        return True
 
 
 def quote(command: str) -> bytes:

@@ -3,10 +3,10 @@
 from typing import Literal
 
 from tmax.errors import TaskError
+from tmax.policy.saved import newest_checkpoint
 from tmax.progress import Progress
 from tmax.records import TrialKey
 from tmax.run import Run
-from tmax.train.checkpoint import newest_checkpoint
 from tmax.trial import Job, run_trials
 
 

@@ -12,13 +12,15 @@ import torch
 from tmax.config import SftConfig
 from tmax.errors import TrainError
 from tmax.policy.hf import choose_device, load_model
+from tmax.policy.saved import model_dir, newest_checkpoint, read_facts
 from tmax.policy.template import ChatTemplate
 from tmax.policy.tiny import make_model, make_tokenizer
 from tmax.progress import Progress
 from tmax.records import Trajectory
 from tmax.run import Run
+from tmax.synth.draft import instruction_digest
 from tmax.train.batch import TokenSequence
-from tmax.train.checkpoint import newest_checkpoint, read_facts, restore_trainer, save_model, trainer_state
+from tmax.train.checkpoint import restore_trainer, save_model, trainer_state
 from tmax.train.optimise import Learner, linear_schedule, make_learner, sft_step
 
 _SAVES = 5
@@ -52,7 +54,8 @@ def sft(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
         micro_batch_tokens=run.config.train.micro_batch_tokens,
     )
     loss = _fit(run, config, learner, tokenizer, sequences, progress)
-    save_model(target, learner.model, tokenizer, facts={"loss": loss, "trajectories": len(sequences)}, state=None)
+    facts = {"loss": loss, "trajectories": len(sequences), "seen": _seen(run)}
+    save_model(target, learner.model, tokenizer, facts=facts, state=None)
     return {"loss": loss, "trajectories": len(sequences)}
 
 
@@ -84,9 +87,17 @@ def demonstration_tokens(template: ChatTemplate, trajectory: Trajectory, *, ever
     return TokenSequence(ids=ids, loss_mask=mask, logprobs=[0.0] * len(ids))
 
 
+def _seen(run: Run) -> list[str]:
+    """Digests of the instructions that the new model has been trained on, its base model's included."""
+    seen = {instruction_digest(run.task(row).instruction) for row in run.store.accepted("train")}
+    if run.config.policy.path is not None:
+        seen |= set((read_facts(model_dir(run.config.policy.path)) or {}).get("seen", []))
+    return sorted(seen)
+
+
 def _base(run: Run, config: SftConfig, trajectories: Sequence[Trajectory]) -> tuple[Any, Any]:
     if config.model is None:
-        return load_model(str(run.config.policy.path), dtype=torch.float32)
+        return load_model(str(model_dir(str(run.config.policy.path))), dtype=torch.float32)
     tokenizer = make_tokenizer(_texts(trajectories), config.model)
     return make_model(config.model, tokenizer, seed=run.config.seed), tokenizer
 

@@ -17,12 +17,13 @@ import torch
 from tmax.config import TrainConfig
 from tmax.errors import TrainError
 from tmax.policy.hf import HfPolicy, choose_device, load_model
+from tmax.policy.saved import newest_checkpoint
 from tmax.progress import Progress, Silent
 from tmax.records import GroupRow, StepRow, TaskRow, TestReport, Trial, TrialKey
 from tmax.run import Run
 from tmax.train.advantage import centred, has_spread
 from tmax.train.batch import TokenSequence
-from tmax.train.checkpoint import newest_checkpoint, restore_trainer, save_model, trainer_state
+from tmax.train.checkpoint import restore_trainer, save_model, trainer_state
 from tmax.train.optimise import Learner, constant_schedule, make_learner, rl_step
 from tmax.trial import Job, Model, run_trials
 

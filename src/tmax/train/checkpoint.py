@@ -14,10 +14,10 @@ import torch
 from transformers.utils import logging
 
 from tmax.errors import TrainError
+from tmax.policy.saved import FACTS
 from tmax.train.optimise import Learner
 
 _STATE = "trainer.pt"
-_FACTS = "checkpoint.json"
 
 
 def save_model(path: Path, model: Any, tokenizer: Any, *, facts: dict[str, Any], state: dict[str, Any] | None) -> None:
@@ -25,7 +25,7 @@ def save_model(path: Path, model: Any, tokenizer: Any, *, facts: dict[str, Any],
 
     Raises TrainError where the disk refuses; nothing is then left at `path`.
     """
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -34,7 +34,7 @@ def save_model(path: Path, model: Any, tokenizer: Any, *, facts: dict[str, Any],
             tokenizer.save_pretrained(aside)
             if state is not None:
                 torch.save(state, aside / _STATE)
-            (aside / _FACTS).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+            (aside / FACTS).write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", encoding="utf-8")
             _sync(aside)
             if path.exists():
                 shutil.rmtree(path)
@@ -63,23 +63,6 @@ def restore_trainer(path: Path, learner: Learner) -> None:
         raise TrainError(
             f"`{path}` is no checkpoint to resume from: {error}", hint="remove it to use an older one"
         ) from error
-
-
-def newest_checkpoint(root: Path) -> tuple[int, Path] | None:
-    """The checkpoint of the highest step under `root`, or None."""
-    found = [
-        (int(entry.name), entry) for entry in root.glob("[0-9]*") if entry.name.isdigit() and (entry / _FACTS).is_file()
-    ]
-    return max(found, default=None)
-
-
-def read_facts(path: Path) -> dict[str, Any] | None:
-    """The facts beside a saved model, or None where there is no whole one."""
-    try:
-        facts = json.loads((path / _FACTS).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _sync(directory: Path) -> None:

@@ -4,9 +4,12 @@ The rule: what comes out of the sandbox is believed only under the seal of a non
 """
 
 import base64
+import hashlib
 import json
 import secrets
 import tempfile
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +28,14 @@ _OUTPUT_TAIL = 2_000
 _NOT_SUPPORT = ("test.sh", "task.json", "instruction.md", "Dockerfile")
 
 
+@dataclass(frozen=True)
+class Spec:
+    """What the runner is told, as JSON, and the digest of the test file and its place."""
+
+    body: bytes
+    test: str
+
+
 def verify(
     sandbox: Sandbox, test_file: Path, *, timeout: float, order: Literal["given", "reversed"] = "given"
 ) -> TestReport:
@@ -36,25 +47,30 @@ def verify(
     """
     home = bundle()
     nonce = secrets.token_bytes(32)
-    folder = f"/run/tmax-{secrets.token_hex(12)}"
-    spec = _specification(sandbox, test_file, folder, nonce, order)
+    spec = _specification(sandbox, test_file, nonce, order)
     sandbox.kill_processes(user=None)
     clean = False
     try:
-        report = _read(_run(sandbox, home, folder, spec, timeout), nonce)
+        report = _read(_run(sandbox, home, spec, timeout), nonce)
         clean = True
         return report
     finally:
-        _tidy(sandbox, folder, clean=clean)
+        _tidy(sandbox, clean=clean)
 
 
-def _run(sandbox: Sandbox, home: Path, folder: str, spec: bytes, timeout: float) -> warm.Answer:
+@cache
+def _place() -> str:
+    """Where this process lays tests out in sandboxes: one place, so that each is compiled once for all trials."""
+    return f"/run/tmax-{secrets.token_hex(12)}"
+
+
+def _run(sandbox: Sandbox, home: Path, spec: Spec, timeout: float) -> warm.Answer:
     """Run the specification warm where the sandbox can be entered, else cold."""
     answer = None
     if sandbox.leader is not None:
-        answer = warm.run(sandbox.leader, home, spec, timeout=timeout)
+        answer = warm.run(sandbox.leader, home, spec.body, test=spec.test, timeout=timeout)
     if answer is None:
-        answer = _run_cold(sandbox, home, f"{folder}/spec.json", spec, timeout)
+        answer = _run_cold(sandbox, home, f"{_place()}/spec.json", spec.body, timeout)
     if answer.timed_out:
         raise VerifierTimeout(
             f"the hidden tests ran longer than {timeout:g} s; last output: {_tail(answer.output)}",
@@ -72,19 +88,20 @@ def _run_cold(sandbox: Sandbox, home: Path, target: str, spec: bytes, timeout: f
     return warm.Answer(result.output, result.output, result.exit_code, result.timed_out)
 
 
-def _specification(sandbox: Sandbox, test_file: Path, folder: str, nonce: bytes, order: str) -> bytes:
+def _specification(sandbox: Sandbox, test_file: Path, nonce: bytes, order: str) -> Spec:
     image = sandbox.image
     env = {"PATH": DEFAULT_PATH, "HOME": "/root", "LANG": "C.UTF-8", **image.env}
+    files = _files(test_file)
     spec = {
         "nonce": nonce.hex(),
-        "home": folder,
-        "files": _files(test_file),
+        "home": _place(),
+        "files": files,
         "test": test_file.name,
         "order": order,
         "env": {name: value for name, value in env.items() if not name.startswith(("PYTEST_", "PYTHON", "LD_"))},
         "workdir": image.workdir,
     }
-    return json.dumps(spec).encode()
+    return Spec(json.dumps(spec).encode(), hashlib.sha256(repr((_place(), files[0])).encode()).hexdigest())
 
 
 def _files(test_file: Path) -> list[tuple[str, int, str]]:
@@ -132,12 +149,12 @@ def _tail(output: str) -> str:
     return output.strip()[-_OUTPUT_TAIL:] or "none"
 
 
-def _tidy(sandbox: Sandbox, folder: str, *, clean: bool) -> None:
+def _tidy(sandbox: Sandbox, *, clean: bool) -> None:
     """End what the tests started; after a crash remove what the runner could not. Never hides the first error."""
     try:
         sandbox.kill_processes(user=None)
         if not clean:
-            sandbox.exec(["rm", "-rf", folder], user="root", timeout=30.0)
+            sandbox.exec(["rm", "-rf", _place(), "/run/tmax-scratch"], user="root", timeout=30.0)
     except SandboxError:
         if clean:
             raise

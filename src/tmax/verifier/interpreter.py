@@ -30,7 +30,7 @@ LAYOUT = "2"
 
 PACKAGES = ("_pytest", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "py")
 
-OURS = ("frame.py", "runner.py", "server.py")
+OURS = ("frame.py", "prepared.py", "runner.py", "server.py")
 """Modules of this package that run inside; they import the standard library and pytest only."""
 
 _LEFT_OUT = shutil.ignore_patterns(

@@ -31,6 +31,8 @@ _TRUSTED_OWNERS = (0, 65534)
 _SCRATCH = "/run/tmax-scratch"
 """Where `tmp_path` lies in a sandbox; the same each time, for pytest wants to know it before it knows the tests."""
 
+Wait = Callable[[Any], tuple[Mapping[str, Any], int]]
+
 _WORSE = ("passed", "skipped", "failed", "error")
 
 _KEPT_CAPABILITIES = (0, 1, 3, 4, 5, 6, 7, 10, 18)
@@ -51,21 +53,25 @@ def main() -> None:
     place = Path(sys.argv[1])
     spec = json.loads(place.read_bytes())
     place.unlink()
-    run(lambda: (spec, report))
+    run(lambda _: (spec, report))
 
 
-def run(wait: Callable[[], tuple[Mapping[str, Any], int]]) -> NoReturn:
+def run(wait: Wait) -> NoReturn:
     """Make a pytest session ready, `wait` for what it is to run, run it, report, and end the process.
 
-    `wait` returns a specification and the descriptor that the framed report is written to. Keys: `nonce` (hex), `home`
+    `wait` is given pytest's configuration and returns a specification and the descriptor that the report is written
+    to. Keys: `nonce` (hex), `home`
     (a directory to make), `files` (path, mode, base64 each), `test` (a path among them), `order` (`given` or
     `reversed`), `env`, `workdir`.
     """
     import pytest
 
     _load_libraries()
+    anchor = _anchor_imports()
+    # A crash must not take the last lines with it.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.chdir("/")
-    plugin = Plugin(wait)
+    plugin = Plugin(wait, anchor)
     begun = time.monotonic()
     exit_code = int(pytest.main(_arguments(), plugins=[plugin]))
     if plugin.spec is None:
@@ -83,8 +89,9 @@ def run(wait: Callable[[], tuple[Mapping[str, Any], int]]) -> NoReturn:
 class Plugin:
     """Steers one pytest session and collects its reports; lives as long as it."""
 
-    def __init__(self, wait: Callable[[], tuple[Mapping[str, Any], int]]) -> None:
+    def __init__(self, wait: Wait, anchor: int) -> None:
         self._wait = wait
+        self._anchor = anchor
         self.spec: Mapping[str, Any] | None = None
         self.report = -1
         self.begun = 0.0
@@ -93,9 +100,10 @@ class Plugin:
 
     def pytest_collection(self, session: Any) -> bool:
         """Everything up to here is the same for every run; now learn what to run, and collect that only."""
-        spec, self.report = self._wait()
+        spec, self.report = self._wait(session.config)
         self.begun = time.monotonic()
         _keep_to_itself()
+        os.dup2(os.open(sys.prefix, os.O_PATH | os.O_DIRECTORY), self._anchor, inheritable=False)
         self.spec = spec
         self._tests = Path(spec["home"], "tests")
         _settle(spec, self._tests)
@@ -105,7 +113,8 @@ class Plugin:
 
     def results(self) -> list[dict[str, Any]]:
         """One entry for each test and each broken collection, in the order they ran."""
-        return list(self._results.values())
+        broken = {"status": "error", "message": "the test did not come to an end"}
+        return [entry if entry["status"] else entry | broken for entry in self._results.values()]
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Turn the order round if asked to; take the tests' source away from whatever they start."""
@@ -141,11 +150,11 @@ class Plugin:
 
     def _add(self, nodeid: str, status: str | None, report: Any) -> None:
         name = _name(nodeid)
-        entry = self._results.setdefault(name, {"name": name, "status": "passed", "seconds": 0.0, "message": ""})
+        entry = self._results.setdefault(name, {"name": name, "status": None, "seconds": 0.0, "message": ""})
         entry["seconds"] += getattr(report, "duration", 0.0)
-        if status and _WORSE.index(status) > _WORSE.index(entry["status"]):
+        if status and (entry["status"] is None or _WORSE.index(status) > _WORSE.index(entry["status"])):
             entry["status"] = status
-            entry["message"] = _message(report, self._tests)
+            entry["message"] = "" if status == "passed" else _message(report, self._tests)
 
 
 def _name(nodeid: str) -> str:
@@ -161,8 +170,8 @@ def _message(report: Any, tests: Path) -> str:
     if len(text) <= MESSAGE_LIMIT:
         return text
     end = text[-(MESSAGE_LIMIT - 4) :]
-    cut = end.partition("\n")[2] or end
-    return "...\n" + cut
+    broken, _, whole = end.partition("\n")
+    return "...\n" + (whole if len(broken) < MESSAGE_LIMIT // 4 else end)
 
 
 def _text(text: str) -> str:
@@ -188,7 +197,10 @@ def _arguments() -> list[str]:
     if hasattr(_pytest.runner, "_update_current_test_var"):
         _pytest.runner._update_current_test_var = lambda item, when: None
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    without = "cacheprovider debugging doctest faulthandler junitxml pastebin setuponly setupplan stepwise"
+    without = (
+        "cacheprovider debugging doctest faulthandler junitxml pastebin setuponly setupplan stepwise "
+        "threadexception unraisableexception"
+    )
     return [
         "-c", f"{sys.prefix}/pytest.ini", "--rootdir", sys.prefix, "--noconftest", "--import-mode=importlib",
         "--basetemp", _SCRATCH, "--capture=no", "--color=no", "--tb=short", "-qq", "--no-header", "--no-summary",
@@ -223,7 +235,6 @@ def _settle(spec: Mapping[str, Any], tests: Path) -> None:
         os.chdir(spec["workdir"])
     except OSError:
         os.chdir("/")
-    _anchor_imports()
     sys.path.append(str(tests))
     sys.argv[:] = ["pytest"]
     sys.executable = str(_image_python() or Path(sys.prefix, "bin", "python"))
@@ -243,12 +254,16 @@ def _load_libraries() -> None:
         configure(b"hosts", b"files dns")
 
 
-def _anchor_imports() -> None:
-    """Import from the bundle's directory itself from here on, wherever the path that led to it may lead by then."""
-    anchor = f"/proc/self/fd/{os.open(sys.prefix, os.O_PATH | os.O_DIRECTORY)}"
+def _anchor_imports() -> int:
+    """Import through a descriptor of the bundle's directory, wherever the path to it may lead later; returns it.
+
+    In a sandbox that was entered it must be pointed at the bundle as it is mounted there.
+    """
+    descriptor = os.open(sys.prefix, os.O_PATH | os.O_DIRECTORY)
 
     def anchored(places: list[str]) -> list[str]:
-        return [anchor + place.removeprefix(sys.prefix) for place in places if place.startswith(sys.prefix)]
+        inside = [place.removeprefix(sys.prefix) for place in places if place.startswith(sys.prefix)]
+        return [f"/proc/self/fd/{descriptor}{place}" for place in inside]
 
     sys.path[:] = anchored(sys.path)
     for module in list(sys.modules.values()):
@@ -256,6 +271,7 @@ def _anchor_imports() -> None:
         if isinstance(places, list):
             places[:] = anchored(places)
     sys.path_importer_cache.clear()
+    return descriptor
 
 
 def _lay_out(files: list[tuple[str, int, str]], tests: Path) -> None:

@@ -4,6 +4,7 @@ The rule: it stays outside of all sandboxes and holds nothing worth stealing; a 
 ordinary root of the sandbox has not, and only then looks at anything that an agent may have made.
 """
 
+import base64
 import contextlib
 import ctypes
 import gc
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tmax.verifier import runner
+from tmax.verifier import prepared, runner
 
 _NAMESPACES = {
     "user": 0x10000000, "mnt": 0x00020000, "pid": 0x20000000, "net": 0x40000000,
@@ -54,17 +55,19 @@ def main() -> None:
     """Serve requests from the socket whose descriptor is the first argument, until its other end is closed; the second
     one is that of our own program and is closed.
 
-    A request is JSON (`leader`, `home`) with four descriptors: control socket, report, output, specification.
+    A request is JSON (`leader`, `home`, and `test`, the digest of the test file) with four descriptors: control
+    socket, report, output, specification.
     """
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.close(int(sys.argv[2]))
     preload()
     # Has `inspect` look at every module once; it would in each child that shows a failure.
     inspect.getmodule(main.__code__)
-    runner.run(lambda: _serve(requests))
+    prepared.use()
+    runner.run(lambda config: _serve(requests, config))
 
 
-def _serve(requests: socket.socket) -> tuple[dict[str, Any], int]:
+def _serve(requests: socket.socket, config: Any) -> tuple[dict[str, Any], int]:
     """Returns in the children only: what to run and where to report."""
     gc.collect()
     gc.freeze()
@@ -73,13 +76,37 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], int]:
         message, descriptors, _, _ = socket.recv_fds(requests, 65_536, 4)
         if not message:
             os._exit(0)
-        if len(descriptors) == 4 and os.fork() == 0:
-            requests.close()
-            gc.enable()
-            return _supervise(json.loads(message), *descriptors)
+        if len(descriptors) == 4:
+            request = json.loads(message)
+            _prepare(request["test"], descriptors[3], config)
+            if os.fork() == 0:
+                requests.close()
+                gc.enable()
+                return _supervise(request, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         _reap()
+
+
+def _prepare(digest: str, spec: int, config: Any) -> None:
+    """Prepare a test file that has not been seen; `digest` says whether it has, so that few requests are read here."""
+    if digest in _seen:
+        return
+    _seen.add(digest)
+    request = _read(spec)
+    sources = {name: content for name, _, content in request["files"]}
+    place = f"{request['home']}/tests/{request['test']}"
+    prepared.prepare(place, base64.b64decode(sources[request["test"]]), config)
+    gc.freeze()
+
+
+_seen: set[str] = set()
+
+
+def _read(spec: int) -> dict[str, Any]:
+    os.lseek(spec, 0, os.SEEK_SET)
+    with open(spec, "rb", closefd=False) as file:
+        return dict(json.load(file))
 
 
 def _reap() -> None:
@@ -154,9 +181,7 @@ def _enter(leader: int, home: Path) -> dict[int, tuple[int, int]]:
 def _become_root(limits: dict[int, tuple[int, int]], report: int, output: int, spec: int) -> tuple[dict[str, Any], int]:
     """In the child: nothing of the outside stays open, limits hold, death follows the supervisor's."""
     os.setsid()
-    os.lseek(spec, 0, os.SEEK_SET)
-    with open(spec, "rb", closefd=False) as file:
-        request = json.load(file)
+    request = _read(spec)
     for target in (1, 2):
         os.dup2(output, target)
     for descriptor in (spec, output):

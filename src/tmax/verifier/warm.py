@@ -38,16 +38,17 @@ class Answer:
     timed_out: bool
 
 
-def run(leader: int, home: Path, spec: bytes, *, timeout: float) -> Answer | None:
+def run(leader: int, home: Path, spec: bytes, *, test: str, timeout: float) -> Answer | None:
     """Run `spec` (see `runner.run`) as root in the namespaces of process `leader`, for `timeout` seconds at most.
 
+    `test` is a digest of the test file and the place it is laid at: what it is compiled for once and for all.
     None where the sandbox cannot be entered or no interpreter stays alive; nothing has run then.
     Safe to call from many threads at once. Raises VerifierError where the sandbox lacks the bundle.
     """
     for _ in range(_ATTEMPTS):
         server = _Server.of(home)
         with _Request(spec) as request:
-            if not server.send(leader, request):
+            if not server.send(leader, test, request):
                 server.close()
                 continue
             answer = request.wait(timeout)
@@ -90,9 +91,9 @@ class _Server:
                 server = cls._running[home] = cls(home)
             return server
 
-    def send(self, leader: int, request: "_Request") -> bool:
+    def send(self, leader: int, test: str, request: "_Request") -> bool:
         """Hand a request over; False where nobody is there to take it."""
-        message = json.dumps({"leader": leader, "home": str(self._home)}).encode()
+        message = json.dumps({"leader": leader, "home": str(self._home), "test": test}).encode()
         try:
             with self._sending:
                 socket.send_fds(self._socket, [message], request.far_ends)
@@ -223,5 +224,7 @@ class _Request:
                 before = len(self._taken[descriptor])
                 if not self._take(descriptor) or len(self._taken[descriptor]) == before:
                     break
+        if exit_code is not None and exit_code < 0:
+            exit_code = 128 - exit_code  # As a shell counts death by a signal.
         report, output = (bytes(taken).decode("utf-8", "replace") for taken in self._taken.values())
         return Answer(report, output[-OUTPUT_TAIL:], exit_code, timed_out)

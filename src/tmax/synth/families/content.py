@@ -5,6 +5,7 @@ name, so that every sensible way to count gives the same number.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -20,6 +21,8 @@ from tmax.synth.families.words import (
     draw_stems,
 )
 from tmax.task import FileSpec
+
+StemDraw = Callable[[random.Random, int], list[str]]
 
 ENDINGS: tuple[str, ...] = ("txt", "md", "csv", "log", "conf")
 """Endings that `file_for` knows."""
@@ -110,10 +113,12 @@ def file_for(rng: random.Random, ending: str) -> FileSpec:
     raise KeyError(ending)
 
 
-def draw_files(rng: random.Random, count: int, endings: tuple[str, ...] = ENDINGS) -> dict[str, FileSpec]:
+def draw_files(
+    rng: random.Random, count: int, endings: tuple[str, ...] = ENDINGS, *, stems: StemDraw = draw_stems
+) -> dict[str, FileSpec]:
     """`count` small files with different stems and different content."""
     files: dict[str, FileSpec] = {}
-    for stem in draw_stems(rng, count):
+    for stem in stems(rng, count):
         ending = rng.choice(endings)
         file = file_for(rng, ending)
         while any(file.content == other.content for other in files.values()):

@@ -46,6 +46,9 @@ PEOPLE: tuple[str, ...] = tuple(_PEOPLE.split())
 CITIES: tuple[str, ...] = tuple(_CITIES.split())
 SERVICES: tuple[str, ...] = tuple(_SERVICES.split())
 
+STARTERS: tuple[str, ...] = NOUNS[::6]
+"""The few nouns that level 1 names its files with: a small policy has to copy names before it can do anything else."""
+
 LOG_LEVELS: tuple[str, ...] = ("DEBUG", "INFO", "WARN", "ERROR")
 
 MESSAGES: tuple[str, ...] = (
@@ -67,6 +70,11 @@ MESSAGES: tuple[str, ...] = (
 def draw_stems(rng: random.Random, count: int) -> list[str]:
     """`count` file names without an ending: a noun, or an adjective and a noun; no noun comes twice."""
     return [f"{rng.choice(ADJECTIVES)}-{noun}" if rng.random() < 0.5 else noun for noun in rng.sample(NOUNS, count)]
+
+
+def draw_starters(rng: random.Random, count: int) -> list[str]:
+    """`count` different file names without an ending for a task of level 1: single nouns of STARTERS."""
+    return rng.sample(STARTERS, count)
 
 
 def draw_phrase(rng: random.Random, low: int = 2, high: int = 4) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from tmax.synth.families.case import Case, Operation
 from tmax.synth.families.content import draw_files, draw_levels, log, prose, table
 from tmax.synth.families.mend.script import Data, Fault, Try, mended, script_case, text
-from tmax.synth.families.words import LOG_LEVELS, NOUNS, draw_stems
+from tmax.synth.families.words import LOG_LEVELS, NOUNS, draw_starters
 from tmax.task import FileSpec
 
 WRONG_INPUT = (
@@ -119,13 +119,13 @@ def _case(
 
 def _bystanders(rng: random.Random, taken: tuple[str, ...]) -> dict[str, FileSpec]:
     nouns = {name.split(".")[0].split("-")[-1] for name in taken}
-    files = draw_files(rng, 3, ("txt", "md", "conf"))
+    files = draw_files(rng, 3, ("txt", "md", "conf"), stems=draw_starters)
     return dict([(name, file) for name, file in files.items() if name.split(".")[0].split("-")[-1] not in nouns][:2])
 
 
 def _names(rng: random.Random, ending: str) -> tuple[str, str, str]:
     """An input's name, an output's name, and one more stem."""
-    stems = draw_stems(rng, 3)
+    stems = draw_starters(rng, 3)
     return f"{stems[0]}.{ending}", f"{stems[1]}.txt", stems[2]
 
 

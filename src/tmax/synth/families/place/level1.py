@@ -16,7 +16,7 @@ from tmax.synth.families.checks import (
     same_bytes,
 )
 from tmax.synth.families.content import draw_files, prose
-from tmax.synth.families.words import draw_phrase, draw_stems
+from tmax.synth.families.words import draw_phrase, draw_starters
 from tmax.task import FileSpec
 
 TEXTS = ("txt", "md")
@@ -106,9 +106,17 @@ CONCATENATE = (
 
 def _sketch(rng: random.Random, endings: tuple[str, ...] | None = None) -> tuple[dict[str, FileSpec], list[str]]:
     """Three to five files, in a drawn order, and spare stems that none of them uses."""
-    files = draw_files(rng, rng.randint(3, 5), endings) if endings else draw_files(rng, rng.randint(3, 5))
+    files = (
+        draw_files(rng, rng.randint(3, 5), endings, stems=draw_starters)
+        if endings
+        else draw_files(rng, rng.randint(3, 5), stems=draw_starters)
+    )
     nouns = {name.split(".")[0].split("-")[-1] for name in files}
-    return files, [stem for stem in draw_stems(rng, 8) if stem.split("-")[-1] not in nouns]
+    return files, [stem for stem in draw_starters(rng, 8) if stem.split("-")[-1] not in nouns]
+
+
+def _line(rng: random.Random) -> str:
+    return " ".join(draw_starters(rng, rng.randint(2, 3)))
 
 
 def _say(rng: random.Random, wordings: tuple[str, ...], **names: Any) -> str:
@@ -117,7 +125,7 @@ def _say(rng: random.Random, wordings: tuple[str, ...], **names: Any) -> str:
 
 def _write(rng: random.Random) -> Case:
     files, spare = _sketch(rng)
-    line, out = draw_phrase(rng), f"{spare[0]}.{rng.choice(TEXTS)}"
+    line, out = _line(rng), f"{spare[0]}.{rng.choice(TEXTS)}"
     return Case(
         instruction=_say(rng, WRITE, line=line, out=out),
         files=files,
@@ -131,7 +139,7 @@ def _write(rng: random.Random) -> Case:
 
 def _append(rng: random.Random) -> Case:
     files, spare = _sketch(rng)
-    name, line = f"{spare[0]}.{rng.choice(TEXTS)}", draw_phrase(rng)
+    name, line = f"{spare[0]}.{rng.choice(TEXTS)}", _line(rng)
     before = prose(rng, rng.randint(2, 4))
     return Case(
         instruction=_say(rng, APPEND, line=line, name=name),

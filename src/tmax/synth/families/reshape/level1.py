@@ -9,7 +9,7 @@ import random
 from tmax.synth.families.case import Case, Operation, plain
 from tmax.synth.families.checks import holds_lines, is_plain_file
 from tmax.synth.families.content import draw_files, prose, settings, table
-from tmax.synth.families.words import NOUNS, draw_stems
+from tmax.synth.families.words import NOUNS, draw_starters
 
 COLUMN = (
     "I only need column {number} of {name}, write it to {out}.",
@@ -95,9 +95,9 @@ def _case(
     number: int = 0,
 ) -> Case:
     """A case that makes a file of `wanted` out of one of `lines`; `command` has the fields of the wordings."""
-    others = draw_files(rng, rng.randint(1, 2))
+    others = draw_files(rng, rng.randint(1, 2), stems=draw_starters)
     nouns = {known.split(".")[0].split("-")[-1] for known in others}
-    spare = [stem for stem in draw_stems(rng, 4) if stem.split("-")[-1] not in nouns]
+    spare = [stem for stem in draw_starters(rng, 4) if stem.split("-")[-1] not in nouns]
     name, out = f"{spare[0]}.{endings[0]}", f"{spare[1]}.{endings[1]}"
     fields = {"name": name, "out": out, "number": number}
     return Case(

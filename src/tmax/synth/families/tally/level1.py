@@ -5,7 +5,7 @@ import random
 from tmax.synth.families.case import Case, Operation, plain
 from tmax.synth.families.checks import holds_lines, holds_number, is_plain_file
 from tmax.synth.families.content import LogLine, draw_files, draw_levels, log
-from tmax.synth.families.words import LOG_LEVELS, draw_stems
+from tmax.synth.families.words import LOG_LEVELS, draw_starters
 from tmax.task import FileSpec
 
 COUNT_LEVEL = (
@@ -75,9 +75,9 @@ LAST_OF_LEVEL = (
 def _scene(rng: random.Random) -> tuple[list[LogLine], str, str, dict[str, FileSpec]]:
     """A log's lines and name, an output's name, and the whole directory with one or two other files."""
     lines = log(rng, draw_levels(rng))
-    files = draw_files(rng, rng.randint(1, 2))
+    files = draw_files(rng, rng.randint(1, 2), stems=draw_starters)
     nouns = {name.split(".")[0].split("-")[-1] for name in files}
-    spare = [stem for stem in draw_stems(rng, 4) if stem.split("-")[-1] not in nouns]
+    spare = [stem for stem in draw_starters(rng, 4) if stem.split("-")[-1] not in nouns]
     name, out = f"{spare[0]}.log", f"{spare[1]}.txt"
     return lines, name, out, {name: plain([str(line) for line in lines]), **files}
 
