@@ -17,7 +17,8 @@ packages=ca-certificates,procps,python3,sqlite3
 say() { echo "ci_docker: $*" >&2; }
 fail() { say "$*"; exit 1; }
 answers() { timeout 10 docker info >/dev/null 2>&1; }
-alive() { [ -s "$1" ] && kill -0 "$(<"$1")" 2>/dev/null; }
+# Whether the process that a file names lives and is the program it should be.
+alive() { [ -s "$1" ] && [ "$(cat "/proc/$(<"$1")/comm" 2>/dev/null)" = "$2" ]; }
 
 [ "$(id -u)" = 0 ] || fail "must run as root (it installs packages and starts dockerd)"
 
@@ -41,21 +42,19 @@ fi
 end_containerd() {
     # A containerd that has outlived its daemon makes the next daemon hang.
     local file=$run/exec/containerd/containerd.pid left
-    if alive "$file"; then
+    if alive "$file" containerd; then
         left=$(<"$file")
-        if [ "$(cat "/proc/$left/comm" 2>/dev/null)" = containerd ]; then
-            say "ending a containerd ($left) that outlived its daemon"
-            kill "$left" 2>/dev/null || true
-            for _ in {1..50}; do kill -0 "$left" 2>/dev/null || break; sleep 0.1; done
-            kill -9 "$left" 2>/dev/null || true
-        fi
+        say "ending a containerd ($left) that outlived its daemon"
+        kill "$left" 2>/dev/null || true
+        for _ in {1..50}; do alive "$file" containerd || break; sleep 0.1; done
+        kill -9 "$left" 2>/dev/null || true
     fi
     rm -f "$run/dockerd.pid" "$file"
 }
 started=
 for _ in {1..120}; do
     answers && break
-    if ! alive "$run/dockerd.pid" && { [ -z "$started" ] || ! kill -0 "$started" 2>/dev/null; }; then
+    if ! alive "$run/dockerd.pid" dockerd && { [ -z "$started" ] || ! kill -0 "$started" 2>/dev/null; }; then
         [ -z "$started" ] || { tail -n 20 "$log" >&2; fail "dockerd ended as it started"; }
         end_containerd
         say "starting dockerd, log in $log"

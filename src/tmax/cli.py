@@ -6,7 +6,7 @@ The rule: stdout is data, stderr is for people, and nothing heavy is loaded befo
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,10 +30,10 @@ app = typer.Typer(
 )
 
 Runs = Annotated[Path, typer.Option("--runs", help="Directory that holds the runs.")]
-Source = Annotated[Path, typer.Argument(help="A config file, or a run's directory.")]
-Sets = Annotated[Optional[list[str]], typer.Option("--set", help="Override a key of the config: a.b=value.")]  # noqa: UP045
+Source = Annotated[Path, typer.Argument(help="A config file, a preset's name, or a run's directory.")]
+Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a key of the config: a.b=value.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
-Seed = Annotated[Optional[int], typer.Option(help="Seed of every draw; takes the config's place.")]  # noqa: UP045
+Seed = Annotated[int | None, typer.Option(help="Seed of every draw; takes the config's place.")]
 Workers = Annotated[int, typer.Option(min=1, help="Trials at once.")]
 Engine = Annotated[str, typer.Option("--sandbox", help="auto, bubblewrap or docker.")]
 
@@ -55,7 +55,7 @@ def run(source: Source, sets: Sets = None, seed: Seed = None, runs: Runs = Path(
 
 @app.command()
 def sample(
-    source: Annotated[Optional[Path], typer.Argument(help="A config file, or a run's directory.")] = None,  # noqa: UP045
+    source: Annotated[Path | None, typer.Argument(help="A config file, a preset's name, or a run's directory.")] = None,
     sets: Sets = None,
     seed: Seed = None,
     runs: Runs = Path("runs"),
@@ -79,13 +79,13 @@ def sample(
 
 @app.command()
 def generate(
-    source: Annotated[Optional[Path], typer.Argument(help="A config file, or a run's directory.")] = None,  # noqa: UP045
+    source: Annotated[Path | None, typer.Argument(help="A config file, a preset's name, or a run's directory.")] = None,
     sets: Sets = None,
     seed: Seed = None,
     runs: Runs = Path("runs"),
     families: Annotated[str, typer.Option(help="With --out: families by name, by commas, or `all`.")] = "all",
     count: Annotated[int, typer.Option(min=1, help="With --out: how many tasks.")] = 10,
-    out: Annotated[Optional[Path], typer.Option(help="Write tasks to this directory, with no run.")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="Write tasks to this directory, with no run.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make task directories, for a run or into a directory of your own."""
@@ -146,7 +146,7 @@ def rollout(
     engine: Engine = "auto",
     workers: Workers = 4,
     seed: Seed = None,
-    out: Annotated[Optional[Path], typer.Option(help="Keep the trials in this directory's run.db.")] = None,  # noqa: UP045
+    out: Annotated[Path | None, typer.Option(help="Keep the trials in this directory's run.db.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a policy on tasks and say what became of each trial."""
@@ -229,7 +229,7 @@ def report(
 @app.command()
 def show(
     path: Annotated[Path, typer.Argument(help="A task directory, or a run's directory.")],
-    trial: Annotated[Optional[str], typer.Option(help="With a run: PURPOSE/TASK_ID/INDEX.")] = None,  # noqa: UP045
+    trial: Annotated[str | None, typer.Option(help="With a run: PURPOSE/TASK_ID/INDEX.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show one task, or one trial of a run turn by turn."""
@@ -253,7 +253,7 @@ def show(
 
 @app.command()
 def config(
-    path: Annotated[Optional[Path], typer.Argument(help="A config file.")] = None,  # noqa: UP045
+    path: Annotated[Path | None, typer.Argument(help="A config file.")] = None,
     sets: Sets = None,
     schema: Annotated[bool, typer.Option("--schema", help="Every key with its meaning, as a JSON schema.")] = False,
 ) -> None:
@@ -339,7 +339,9 @@ def _config(path: Path, sets: list[str] | None, seed: int | None) -> "RunConfig"
 
 
 def _is_run_or_config(path: Path) -> bool:
-    return (path / "run.db").is_file() or path.suffix in (".yaml", ".yml")
+    from tmax.config import find_config
+
+    return (path / "run.db").is_file() or find_config(path).suffix in (".yaml", ".yml")
 
 
 def _world(engine: str, seed: int, agent: Any = None) -> "World":

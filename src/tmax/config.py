@@ -5,6 +5,7 @@ A knob is a field with a sentence under it. This is the only module that reads t
 
 import os
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -341,11 +342,11 @@ class RunConfig(Section):
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a run's YAML and apply `a.b=value` overrides (values are YAML).
+    """Read a run's YAML, or the preset of that name, and apply `a.b=value` overrides (values are YAML).
 
     Raises ConfigError for a missing or malformed file, an unknown key or a value out of range.
     """
-    data = _read_yaml(path)
+    data = _read_yaml(find_config(path))
     for override in overrides:
         _apply_override(data, override)
     return parse_config(data, source=str(path))
@@ -382,6 +383,16 @@ def cache_dir() -> Path:
 def docker_host() -> str | None:
     """The Docker daemon's address from the environment, or None for the default socket."""
     return os.environ.get("DOCKER_HOST") or None
+
+
+def find_config(path: Path) -> Path:
+    """The file that a path means: itself, or the preset that comes with tmax under that name."""
+    if path.exists() or path.name != str(path):
+        return path
+    packaged = Path(str(files("tmax"))) / "configs"
+    presets = packaged if packaged.is_dir() else Path(__file__).resolve().parents[2] / "configs"
+    preset = presets / f"{path.name.removesuffix('.yaml')}.yaml"
+    return preset if preset.is_file() else path
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

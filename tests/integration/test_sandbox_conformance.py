@@ -427,19 +427,27 @@ class TestIsolation:
 class TestCleanUp:
     def test_a_closed_sandbox_leaves_nothing(self, engine: EngineConfig, image: Image, cache: Path) -> None:
         marker = f"48{os.getpid()}"
-        with pytest.raises(RuntimeError), open_sandbox(engine, image, label="clean up") as sandbox:
-            leader = sandbox.leader
-            bash(sandbox, f"sleep {marker} & setsid sleep {marker} & echo x > /tmp/x; mkdir /tmp/d; chmod 000 /tmp/d")
-            sandbox.shell(user="agent").run(f"sleep {marker} &", timeout=10)
-            raise RuntimeError
+
+        def fail_inside() -> None:
+            with open_sandbox(engine, image, label="clean up") as sandbox:
+                seen.append(sandbox)
+                bash(
+                    sandbox, f"sleep {marker} & setsid sleep {marker} & mkdir /tmp/d; echo x > /tmp/d/x; chmod 0 /tmp/d"
+                )
+                sandbox.shell(user="agent").run(f"sleep {marker} &", timeout=10)
+                raise RuntimeError
+
+        seen: list[Sandbox] = []
+        with pytest.raises(RuntimeError):
+            fail_inside()
         assert eventually(lambda: not running(f"sleep\0{marker}"))
-        assert leader is None or not Path(f"/proc/{leader}").exists()
+        assert seen[0].leader is None or not Path(f"/proc/{seen[0].leader}").exists()
         assert list((cache / "sandboxes").glob("clean*")) == []
         assert "clean_up" not in Path("/proc/self/mountinfo").read_text()
         assert list(Path("/sys/fs/cgroup").glob("**/tmax-clean*")) == []
         assert reap(engine, label="clean up") == 0
         with pytest.raises(SandboxError):
-            bash(sandbox, "true")
+            bash(seen[0], "true")
 
     def test_a_killed_process_leaves_nothing_running_and_reap_removes_the_rest(
         self, engine: EngineConfig, image: Image, tmp_path: Path, cache: Path

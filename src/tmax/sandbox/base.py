@@ -27,9 +27,9 @@ _EMPTY = ("boot", "home", "media", "mnt", "proc", "dev", "run", "srv", "sys", "v
 _STATE = ("var/lib/dpkg",)
 _OWNED_DEPTH = {"/etc": 12, "/var/lib/dpkg": 1}
 _SECRET_NAMES = frozenset({
-    "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-", "sudoers",
-    "machine-id", "fstab", "krb5.keytab", "opasswd", "netrc", ".netrc", ".pypirc", ".git-credentials", ".pgpass", "environment",
-    "authorized_keys",
+    "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-",
+    "sudoers", "machine-id", "fstab", "krb5.keytab", "opasswd", "netrc", ".netrc", ".pypirc", ".git-credentials",
+    ".pgpass", "environment", "authorized_keys",
 })  # fmt: skip
 _SECRET_PATHS = re.compile(
     r"/etc/(sudoers\.d|ssl/private|ssh/ssh_host_[^/]*|apt/auth\.conf(\.d)?|wireguard|openvpn|letsencrypt|ppp|cron[^/]*"
@@ -68,7 +68,7 @@ def load_base(rootfs: Path | None, warden: entry.Warden) -> Base:
         if rootfs is None:
             parts, entries = _host_parts()
         else:
-            parts, entries = _rootfs_parts(Path(os.path.abspath(rootfs)))
+            parts, entries = _rootfs_parts(rootfs.absolute())
     except OSError as error:
         raise StartError(f"cannot read the base of sandboxes: {error}", kind="engine", hint="check `rootfs`") from error
     text = json.dumps([_VERSION, warden.mode, os.getuid(), [str(part) for part in parts], entries], sort_keys=True)
@@ -114,7 +114,7 @@ def _host_parts() -> tuple[tuple[Part, ...], list[Entry]]:
     for name in _PROGRAMS:
         host = Path("/") / name
         if host.is_symlink():
-            entries.append(("link", f"root/{name}", 0, 0, 0, os.readlink(host)))
+            entries.append(("link", f"root/{name}", 0, 0, 0, str(host.readlink())))
         elif host.is_dir():
             parts.append(Part(f"/{name}", host, name))
             entries.append(("directory", f"root/{name}", 0o755, 0, 0, ""))

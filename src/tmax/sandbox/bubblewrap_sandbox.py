@@ -427,4 +427,4 @@ def _not_run(command: Sequence[str], error: OSError, seconds: float) -> ExecResu
 def _absolute(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError(f"`{path}` is not an absolute path")
-    return os.path.normpath(path)
+    return posixpath.normpath(path)

@@ -106,10 +106,9 @@ def places() -> tuple[Place, ...]:
                 if held and (place := _usable(Place(Path(words[1] + path), 1, held))):
                     found.append(place)
                     wanted -= held
-            elif not names and words[2] == "cgroup2":
-                if (second := _second_version(Path(words[1]), path, wanted)) is not None:
-                    found.append(second)
-                    wanted -= second.controllers
+            elif not names and words[2] == "cgroup2" and (second := _second_version(Path(words[1]), path, wanted)):
+                found.append(second)
+                wanted -= second.controllers
     return tuple(found)
 
 

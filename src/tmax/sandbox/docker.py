@@ -24,7 +24,7 @@ from tmax.sandbox.protocol import Image
 
 __all__ = ["build_docker_image", "docker_works", "open_docker", "reap_docker"]
 
-_PROBE_TIMEOUT = 2.5
+_PROBE_TIMEOUT = 2
 _RUN_LABEL, _OWNER_LABEL = "tmax.run", "tmax.owner"
 
 _CAPABILITIES = ("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETFCAP",

@@ -20,7 +20,7 @@ from docker.errors import APIError, DockerException, create_api_error_from_http_
 from tmax.config import DockerConfig, docker_host
 from tmax.errors import InfraKind, SandboxError
 
-API_TIMEOUT = 120.0
+API_TIMEOUT = 120
 """Seconds the daemon may be silent in one call; builds and attached execs have their own."""
 
 DAEMON_ERRORS = (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, tarfile.TarError, OSError)
@@ -64,7 +64,7 @@ def address(config: DockerConfig) -> str:
     return config.host or docker_host() or DEFAULT_UNIX_SOCKET.replace("http+unix", "unix")
 
 
-def connect(config: DockerConfig, *, timeout: float = API_TIMEOUT) -> docker.APIClient:
+def connect(config: DockerConfig, *, timeout: int = API_TIMEOUT) -> docker.APIClient:
     """A connection to the daemon; the caller closes it. Raises SandboxError of kind `daemon` where none answers."""
     place = address(config)
     try:
@@ -134,7 +134,8 @@ def explain(error: Exception) -> str:
 
 def socket_of(response: requests.Response) -> socket.socket:
     """What a response is read from, to bound how long that may take; requests has no other way once it streams."""
-    found: socket.socket = response.raw._fp.fp.raw._sock
+    raw: Any = response.raw
+    found: socket.socket = raw._fp.fp.raw._sock
     return found
 
 
@@ -158,9 +159,9 @@ class ExecProcess:
     def __init__(self, client: docker.APIClient, exec_id: str) -> None:
         self._client = client
         self._exec_id = exec_id
-        stream = client.exec_start(exec_id, socket=True)
+        stream: Any = client.exec_start(exec_id, socket=True)
         self._response = stream._response
-        self._socket = getattr(stream, "_sock", stream)
+        self._socket: socket.socket = getattr(stream, "_sock", stream)
         # The HTTP reader may have read on past the headers; what it holds comes first.
         self._socket.settimeout(0)
         self._raw = bytearray(self._response.raw._fp.fp.peek() or b"")

@@ -7,6 +7,7 @@ again, and the context holds what `Context` lists, which is never a test or the 
 import hashlib
 import io
 import json
+import math
 import os
 import tarfile
 import threading
@@ -156,7 +157,7 @@ def _run_build(client: docker.APIClient, task: Task, tag: str, context: bytes) -
     try:
         steps = client.build(
             fileobj=io.BytesIO(context), custom_context=True, dockerfile=_DOCKERFILE, tag=tag,
-            labels={"tmax": task.task_id}, rm=True, forcerm=True, decode=True, timeout=timeout,
+            labels={"tmax": task.task_id}, rm=True, forcerm=True, decode=True, timeout=math.ceil(timeout),
             container_limits={"memory": memory, "memswap": memory},
         )  # fmt: skip
         for step in steps:
@@ -194,7 +195,12 @@ def _text_of(step: Mapping[str, Any]) -> str:
 def _failure(message: str, log: str) -> BuildError | SandboxError:
     text = message.lower()
     kind = kind_of_text(text)
-    if "returned a non-zero code" not in text and kind in ("disk", "memory", "network_pool", "process"):
+    if "failed to create endpoint" in text or "iptables" in text:
+        kind = "network"
+    elif kind == "network":
+        # What cannot be fetched is the Dockerfile's affair.
+        kind = None
+    if "returned a non-zero code" not in text and kind is not None:
         return SandboxError(
             f"cannot build an image: {message}", kind=kind, hint="mend the daemon's machine and try again"
         )
@@ -207,7 +213,7 @@ def _failure(message: str, log: str) -> BuildError | SandboxError:
 def _inspect(client: docker.APIClient, name: str) -> dict[str, Any] | None:
     with translated(f"look for the image `{name}`"):
         try:
-            found: dict[str, Any] = client.inspect_image(name)
+            found: dict[str, Any] = client.inspect_image(name)  # type: ignore[no-untyped-call]
             return found
         except (ImageNotFound, NotFound):
             return None

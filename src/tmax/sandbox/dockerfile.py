@@ -279,7 +279,7 @@ def _read_heredoc(lines: list[str], index: int, opened: int, strips: bool, quote
             body = [text.lstrip("\t") if strips else text for text in raw[:-1]]
             text = "".join(f"{part}\n" for part in body)
             return index, Heredoc(name, text, quoted == name, "".join(f"{part}\n" for part in raw))
-    _fail(opened, f"the heredoc `{name}` has no end")
+    return _fail(opened, f"the heredoc `{name}` has no end")
 
 
 def _understand(statement: Statement, escape: str) -> Instruction:
@@ -444,7 +444,7 @@ class _Reader:
             if depth == 0:
                 self.at = position + 1
                 return self.text[start:position]
-        _fail(self.line, "a ${ is not closed")
+        return _fail(self.line, "a ${ is not closed")
 
 
 def _lowered_run(statement: Statement) -> str:

@@ -239,7 +239,7 @@ class BashShell:
 
 
 def quote(command: str) -> bytes:
-    """The command as one line of bash: `$'...'` with every control character escaped; NULs, which bash cannot hold, go."""
+    """The command as one line of bash: `$'...'` with control characters escaped; NULs, which bash cannot hold, go."""
     text = command.replace("\0", "").replace("\\", "\\\\").replace("'", "\\'")
     escaped = "".join(char if char >= " " and char != "\x7f" else f"\\{ord(char):03o}" for char in text)
     return b"$'" + escaped.encode("utf-8", "replace") + b"'"

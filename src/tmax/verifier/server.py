@@ -7,6 +7,7 @@ ordinary root of the sandbox has not, and only then looks at anything that an ag
 import base64
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import inspect
@@ -63,6 +64,7 @@ def main() -> None:
     preload()
     # Has `inspect` look at every module once; it would in each child that shows a failure.
     inspect.getmodule(main.__code__)
+    _control_group_mounts()
     prepared.use()
     runner.run(lambda config: _serve(requests, config))
 
@@ -156,9 +158,9 @@ def _enter(leader: int, home: Path) -> dict[int, tuple[int, int]]:
     limits = {kind: resource.prlimit(leader, kind) for kind in _limit_kinds()}
     there = home.stat()
     process = os.pidfd_open(leader)
-    for group in _control_groups(leader):
-        with contextlib.suppress(OSError):
-            group.write_text("0", encoding="ascii")
+    for procs in _control_groups(leader):
+        with contextlib.suppress(OSError), open(procs, "w", encoding="ascii") as group:
+            group.write("0")
     libc = ctypes.CDLL(None, use_errno=True)
     # All at once, so that every right is judged by what this process was before, not half-way.
     if flags and libc.setns(process, flags):
@@ -209,22 +211,27 @@ def _limit_kinds() -> list[int]:
     return sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")})
 
 
-def _control_groups(leader: int) -> Iterator[Path]:
-    """The files that take a process into the control groups of `leader`, for those that are not ours already."""
-    theirs, ours, mounts = (
-        Path(f"/proc/{file}").read_text(encoding="utf-8").splitlines()
-        for file in (f"{leader}/cgroup", "self/cgroup", "self/mountinfo")
-    )
-    places: list[tuple[str, set[str], str, str]] = []
-    for left, right in (line.split(" - ", 1) for line in mounts):
+@functools.cache
+def _control_group_mounts() -> list[tuple[str, set[str], str, str]]:
+    """Kind, controllers, root and mount point of each hierarchy; read once, before the first child is forked."""
+    mounts = []
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+        left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         if kind in ("cgroup", "cgroup2"):
             root, point = left.split(" ")[3:5]
-            places.append((kind, set(options.split(" ")[-1].split(",")), root, point))
-    for line in sorted(set(theirs) - set(ours)):
-        _, names, path = line.split(":", 2)
-        wanted = ("cgroup", set(names.split(","))) if names else ("cgroup2", set())
-        for kind, controllers, root, point in places:
-            if kind == wanted[0] and wanted[1] <= controllers and Path(path).is_relative_to(root):
-                yield Path(point) / Path(path).relative_to(root) / "cgroup.procs"
+            mounts.append((kind, set(options.split(" ")[-1].split(",")), root.rstrip("/"), point))
+    return mounts
+
+
+def _control_groups(leader: int) -> Iterator[str]:
+    """The files that take a process into the control groups of `leader`, for those that are not ours already."""
+    with open(f"/proc/{leader}/cgroup", encoding="utf-8") as theirs, open("/proc/self/cgroup", encoding="utf-8") as own:
+        wanted = sorted(set(theirs) - set(own))
+    for line in wanted:
+        _, names, path = line.rstrip("\n").split(":", 2)
+        kind_wanted, controllers_wanted = ("cgroup", set(names.split(","))) if names else ("cgroup2", set())
+        for kind, controllers, root, point in _control_group_mounts():
+            if kind == kind_wanted and controllers_wanted <= controllers and path.startswith(f"{root}/"):
+                yield f"{point}{path.removeprefix(root)}/cgroup.procs"
                 break
