@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,18 @@ def test_container_that_ended_is_an_infrastructure_failure() -> None:
         assert caught.value.kind == "process"
         with pytest.raises(SandboxError):
             shell.run("true", timeout=20)
+
+
+def test_container_that_ends_under_a_command_is_no_result_of_the_command() -> None:
+    with open_docker(CONFIG, Image("docker", BASE), label=LABEL) as sandbox:
+        client = connect(CONFIG)
+        timer = threading.Timer(1.0, lambda: client.kill(sandbox._name))
+        timer.start()
+        with pytest.raises(SandboxError, match="has ended") as caught:
+            sandbox.exec(["sleep", "60"], user="agent", timeout=60)
+        timer.join()
+        client.close()
+    assert caught.value.kind == "process"
 
 
 def test_image_that_is_not_there_is_a_start_error() -> None:

@@ -20,7 +20,7 @@ from tmax.errors import StartError
 from tmax.sandbox import entry
 from tmax.sandbox.protocol import AGENT_HOME, AGENT_UID
 
-_VERSION = 2
+_VERSION = 3
 _PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "etc", "opt")
 _EMPTY = ("boot", "home", "media", "mnt", "proc", "dev", "run", "srv", "sys", "var", "var/cache", "var/lib", "var/log",
           "var/mail", "var/opt", "var/spool")  # fmt: skip
@@ -34,8 +34,12 @@ _SECRET_NAMES = frozenset({
 _SECRET_PATHS = re.compile(
     r"/etc/(sudoers\.d|ssl/private|ssh/ssh_host_[^/]*|apt/auth\.conf(\.d)?|wireguard|openvpn|letsencrypt|ppp|cron[^/]*"
     r"|kubernetes|docker|containerd|containers|rancher|NetworkManager/system-connections|hostname|hosts|resolv\.conf|group"
-    r"|passwd|mtab)(/.*)?"
+    r"|passwd)(/.*)?"
 )
+_REPLACED = frozenset(
+    f"/etc/{name}" for name in ("passwd", "group", "shadow", "gshadow", "hostname", "hosts", "resolv.conf")
+)
+"""Files that the base's layer has its own of."""
 _CLIENT_FILES = frozenset({"pip.conf", "npmrc", ".npmrc", "gitconfig", "sources.list", "nuget.config", "settings.xml"})
 _CREDENTIAL = re.compile(rb"//[^/\s]*@|_auth|token|passw|secret|credential", re.IGNORECASE)
 _KEY_SUFFIXES = (".key", ".keytab", ".p12", ".pfx", ".jks")
@@ -136,13 +140,14 @@ def _owned(part: Part) -> Iterator[Entry]:
     """An ordinary user is not root over the base's files, so inside-root would not be either: his own copies of
     directories, and of the files of /etc and of the package database, lie over them and can be changed.
     """
-    assert part.lower is not None
+    if part.lower is None or part.lower.stat().st_uid == os.getuid():
+        return
     for path, mode in _walk(part.lower, _OWNED_DEPTH.get(part.mount, 4)):
         place = f"{part.name}/{path.removeprefix(str(part.lower)).lstrip('/')}"
         permissions = stat.S_IMODE(mode)
         if stat.S_ISDIR(mode) and _is_public(path, mode):
             yield "directory", place, permissions, 0, 0, ""
-        elif stat.S_ISREG(mode) and mode & 0o004 and part.mount in ("/etc", "/var/lib/dpkg"):
+        elif stat.S_ISREG(mode) and mode & 0o004 and not _is_secret(path) and part.mount in ("/etc", "/var/lib/dpkg"):
             yield "copy", place, permissions, 0, 0, path
     if part.mount == "/usr":
         yield from (
@@ -200,17 +205,21 @@ def _keeps(line: str) -> bool:
 
 
 def _masks() -> list[Entry]:
-    entries: list[Entry] = [("directory", "etc", 0o755, 0, 0, "")]
+    """What of the host's configuration does not exist inside."""
+    entries: list[Entry] = [("directory", "etc", 0o755, 0, 0, ""), ("file", "etc/resolv.conf", 0o644, 0, 0, "")]
     for top, depth in (("etc", 12), ("opt", 4), ("usr/local", 4)):
         for path, mode in _walk(Path("/") / top, depth):
-            if _SECRET_PATHS.fullmatch(path) or path.rpartition("/")[2] in _SECRET_NAMES or not _is_public(path, mode):
-                if path in ("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/gshadow", "/etc/hostname", "/etc/hosts"):
-                    continue
-                if stat.S_ISDIR(mode):
-                    entries.append(("directory", path[1:], 0o700, 0, 0, "opaque"))
-                else:
-                    entries.append(("file", path[1:], 0o600, 0, 0, ""))
+            if path in _REPLACED or (not _is_secret(path) and _is_public(path, mode)):
+                continue
+            if stat.S_ISDIR(mode):
+                entries.append(("directory", path[1:], 0o700, 0, 0, "opaque"))
+            else:
+                entries.append(("whiteout", path[1:], 0, 0, 0, ""))
     return entries
+
+
+def _is_secret(path: str) -> bool:
+    return path.rpartition("/")[2] in _SECRET_NAMES or _SECRET_PATHS.fullmatch(path) is not None
 
 
 def _is_public(path: str, mode: int) -> bool:
@@ -241,5 +250,5 @@ def _walk(top: Path, depth: int) -> Iterator[tuple[str, int]]:
         except OSError:
             continue
         yield item.path, mode
-        if depth > 1 and stat.S_ISDIR(mode) and _is_public(item.path, mode) and not _SECRET_PATHS.fullmatch(item.path):
+        if depth > 1 and stat.S_ISDIR(mode) and _is_public(item.path, mode) and not _is_secret(item.path):
             yield from _walk(Path(item.path), depth - 1)

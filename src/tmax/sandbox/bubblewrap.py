@@ -16,7 +16,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,10 @@ def make_state(
 
 
 def _discard(warden: entry.Warden, path: Path) -> None:
-    if not entry.call(warden, "discard", {"path": str(path)}):
-        remove(warden, [path])
+    # Where the warden is gone, so is what was in memory; `reap` finds the rest.
+    with suppress(SandboxError):
+        if not entry.call(warden, "discard", {"path": str(path)}):
+            remove(warden, [path])
 
 
 def overlays(base: Base, layers: Sequence[Path], state: Path, upper: Path) -> list[dict[str, Any]]:
@@ -211,12 +213,12 @@ def _lowers(base: Base, layers: Sequence[Path], part: Part) -> list[Path]:
 
 @functools.cache
 def _proc_masks() -> tuple[str, ...]:
-    """What of /proc could change or show the host: bwrap leaves kernel settings writable for root."""
+    """What of /proc lets root change the host, or shows it; bwrap covers a part of it."""
     arguments: list[str] = []
-    for name in ("sys", "fs", "acpi", "scsi"):
-        if Path(f"/proc/{name}").is_dir():
+    for name in ("sys", "fs", "acpi", "asound", "driver", "dynamic_debug", "mtrr", "scsi", "tty"):
+        if Path(f"/proc/{name}").exists():
             arguments += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    for name in ("sysrq-trigger", "kcore", "kmsg", "keys", "key-users", "latency_stats", "timer_list", "sched_debug"):
+    for name in ("sysrq-trigger", "kcore", "kmsg", "keys", "latency_stats", "timer_list", "sched_debug"):
         if Path(f"/proc/{name}").exists():
             arguments += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     return tuple(arguments)

@@ -84,16 +84,20 @@ class BubblewrapSandbox:
         """End every process of the sandbox."""
         entry.close_quietly(self._life)
         if self._bwrap is not None:
-            if self._bwrap.wait(_CLOSE_TIMEOUT) is None and self._pidfd >= 0:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-                self._bwrap.wait(_CLOSE_TIMEOUT)
+            with suppress(SandboxError):
+                self._await_end(self._bwrap)
             self._bwrap.close()
         for placer in self._placers.values():
             placer.close()
         self._placers.clear()
         entry.close_quietly(self._pidfd, self._null)
         self._life = self._pidfd = self._null = -1
+
+    def _await_end(self, bwrap: entry.Process) -> None:
+        if bwrap.wait(_CLOSE_TIMEOUT) is None and self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            bwrap.wait(_CLOSE_TIMEOUT)
 
     def exec(self, command: Sequence[str], *, user: User, timeout: float, cwd: str | None = None) -> ExecResult:
         """See the protocol."""

@@ -3,7 +3,7 @@
 The rule: standard library only; nothing planted in the way is followed or opened as anything but a regular file.
 """
 # Paths are bytes relative to open directories, and pathlib would double the start-up time.
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH112, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106
 
 import errno
 import os

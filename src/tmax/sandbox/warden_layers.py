@@ -3,7 +3,7 @@
 The rule: standard library only; an image's paths are resolved inside the image, with its own overlays for a root.
 """
 # Paths are bytes relative to open directories, and pathlib would double the start-up time.
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH112, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH101, PTH103, PTH112, PTH116, PTH120, PTH211
 
 import errno
 import os
@@ -24,6 +24,10 @@ def apply(fields: Fields, fds: list[int]) -> None:
         os.makedirs(name if kind == "directory" else os.path.dirname(name), exist_ok=True)
         if kind == "link":
             os.symlink(content, name)
+            continue
+        if kind == "whiteout":
+            # How an overlay notes that a lower layer's file is not there.
+            os.mknod(name, stat.S_IFCHR, os.makedev(0, 0))
             continue
         if kind == "file":
             _write(name, content)

@@ -4,7 +4,7 @@ The rule: standard library only. Process ids are the host's, and one may become 
 a process is opened first, recognised as one of a sandbox, and signalled through what was opened.
 """
 # Paths are bytes relative to open directories, and pathlib would double the start-up time.
-# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH112, PTH116, PTH120, PTH208, PTH211
+# ruff: noqa: PTH208
 
 import os
 import signal

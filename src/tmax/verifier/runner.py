@@ -103,7 +103,7 @@ class Plugin:
         spec, self.report = self._wait(session.config)
         self.begun = time.monotonic()
         _keep_to_itself()
-        os.dup2(os.open(sys.prefix, os.O_PATH | os.O_DIRECTORY), self._anchor, inheritable=False)
+        _reopen(self._anchor, sys.prefix, os.O_PATH | os.O_DIRECTORY)
         self.spec = spec
         self._tests = Path(spec["home"], "tests")
         _settle(spec, self._tests)
@@ -224,7 +224,7 @@ def _take_root(config: Any, tests: Path) -> None:
 
 def _settle(spec: Mapping[str, Any], tests: Path) -> None:
     """Lay out the tests, be where the image works with its environment, look for modules in the bundle only."""
-    os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_NONBLOCK), 0)
+    _reopen(0, os.devnull, os.O_RDONLY | os.O_NONBLOCK)
     os.umask(0o022)
     os.environ.clear()
     os.environ.update(spec["env"])
@@ -272,6 +272,12 @@ def _anchor_imports() -> int:
             places[:] = anchored(places)
     sys.path_importer_cache.clear()
     return descriptor
+
+
+def _reopen(descriptor: int, path: str, flags: int) -> None:
+    opened = os.open(path, flags)
+    os.dup2(opened, descriptor, inheritable=descriptor == 0)
+    os.close(opened)
 
 
 def _lay_out(files: list[tuple[str, int, str]], tests: Path) -> None:
