@@ -238,16 +238,19 @@ def test_container_that_ended_is_an_infrastructure_failure() -> None:
             shell.run("true", timeout=20)
 
 
-def test_container_that_ends_under_a_command_is_no_result_of_the_command() -> None:
-    with open_docker(CONFIG, Image("docker", BASE), label=LABEL) as sandbox:
-        client = connect(CONFIG)
-        timer = threading.Timer(1.0, lambda: client.kill(sandbox._name))
-        timer.start()
-        with pytest.raises(SandboxError, match="has ended") as caught:
-            sandbox.exec(["sleep", "60"], user="agent", timeout=60)
-        timer.join()
-        client.close()
+def test_container_that_ends_under_a_command_is_no_result_of_the_command(sandbox: DockerSandbox) -> None:
+    client = connect(CONFIG)
+    timer = threading.Timer(1.0, lambda: client.kill(sandbox._name))
+    timer.start()
+    with pytest.raises(SandboxError, match="has ended") as caught:
+        sandbox.exec(["sleep", "60"], user="agent", timeout=60)
+    timer.join()
+    client.close()
     assert caught.value.kind == "process"
+
+
+def test_command_that_kills_itself_has_an_exit_code(sandbox: DockerSandbox) -> None:
+    assert sandbox.exec(["bash", "-c", "kill -9 $$"], user="agent", timeout=20).exit_code == 137
 
 
 def test_image_that_is_not_there_is_a_start_error() -> None:

@@ -378,9 +378,9 @@ class TestIsolation:
             assert bash(two, "pgrep -f 'sleep 4751'", user="root").output == ""
 
     def test_nothing_of_the_hosts_people_is_there(self, sandbox: Sandbox) -> None:
-        home = Path.home()
+        home, checkout = Path.home(), Path(__file__).resolve().parents[2]
         assert said(sandbox, "ls /home") == "agent"
-        assert bash(sandbox, f"ls -A {home}/.cache {home}/.ssh /work /mnt/* 2>/dev/null", user="root").output == ""
+        assert bash(sandbox, f"ls -A {home}/.cache {home}/.ssh {checkout} /mnt/* 2>/dev/null", user="root").output == ""
 
     def test_secrets_of_the_host_cannot_be_read(self, sandbox: Sandbox) -> None:
         shadow = said(sandbox, "cat /etc/shadow /etc/gshadow", user="root")
@@ -389,10 +389,11 @@ class TestIsolation:
         assert bash(sandbox, script, user="root").output.strip() == ""
 
     def test_the_kernels_settings_cannot_be_written(self, sandbox: Sandbox) -> None:
-        before = Path("/proc/sys/kernel/core_pattern").read_text()
-        for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"):
-            assert bash(sandbox, f"echo x > {path}", user="root").exit_code != 0
-        assert Path("/proc/sys/kernel/core_pattern").read_text() == before
+        # Each with its own value, lest a sandbox that fails this harms the machine.
+        for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/randomize_va_space", "/proc/sys/vm/swappiness"):
+            result = bash(sandbox, f'value="$(cat {path})" && echo "$value" > {path}', user="root")
+            assert result.exit_code != 0, path
+        assert bash(sandbox, "echo h > /proc/sysrq-trigger", user="root").exit_code != 0
 
     def test_devices_of_the_host_cannot_be_made(self, sandbox: Sandbox) -> None:
         assert bash(sandbox, "mknod /tmp/disk b 254 0 && head -c 1 /tmp/disk", user="root").exit_code != 0
@@ -401,6 +402,17 @@ class TestIsolation:
     def test_nobody_gets_a_user_namespace(self, sandbox: Sandbox) -> None:
         for user in ("agent", "root"):
             assert bash(sandbox, "unshare --user --map-root-user true", user=user).exit_code != 0
+
+    def test_the_program_that_places_commands_cannot_be_written(
+        self, engine: EngineConfig, sandbox: Sandbox, tmp_path: Path
+    ) -> None:
+        if isinstance(engine, DockerConfig):
+            pytest.skip("Docker's own runtime places commands")
+        # Executed as its own interpreter's script, that program runs inside.
+        script = tmp_path / "script"
+        script.write_text("#!/proc/self/exe\nimport os\nprint(os.statvfs('/proc/self/exe').f_flag & os.ST_RDONLY)\n")
+        sandbox.put(script, "/usr/local/bin/script", user="root", mode=0o755)
+        assert sandbox.exec(["script"], user="root", timeout=20).output == "1\n"
 
     def test_mounts_are_there_and_read_only(self, engine: EngineConfig, image: Image, tmp_path: Path) -> None:
         shared = tmp_path / "read only, this"
@@ -630,6 +642,30 @@ class TestShell:
         assert eventually(lambda: "b'seed\\n'" in shell.run(f'python3 -c "{fetch}"', timeout=10).output)
         shell.run("sleep 100", timeout=0.3)
         assert "b'seed\\n'" in shell.run(f'python3 -c "{fetch}"', timeout=10).output
+
+    @pytest.mark.parametrize(
+        "setting",
+        [
+            "readonly status=7 code=7 rc=7",
+            "set -u; unset PWD OLDPWD",
+            "PS1='prompt$ ' PS2='> ' PROMPT_COMMAND='echo prompted; false'",
+            "IFS=0123456789abcdef",
+            "set -f -o pipefail -o noclobber",
+            "trap 'echo trapped' RETURN; trap : INT TERM",
+            "set -m",
+            "set -o posix",
+            "shopt -s extglob nullglob failglob",
+            "alias echo='echo' eval=false builtin=false printf=false local=false return=false",
+        ],
+    )
+    def test_settings_of_a_shell_do_not_confuse_it(self, sandbox: Sandbox, setting: str) -> None:
+        shell = sandbox.shell(user="agent")
+        assert shell.run(setting, timeout=10).timed_out is False
+        result = shell.run("cd /tmp; \\echo one; (exit 5)", timeout=10)
+        assert (result.output, result.exit_code) == ("one\n", 5)
+        assert shell.run("\\pwd", timeout=10).output == "/tmp\n"
+        assert shell.run("sleep 100", timeout=0.3).timed_out
+        assert shell.run("\\pwd", timeout=10).output == "/tmp\n"
 
     def test_output_cannot_pass_for_the_end(self, sandbox: Sandbox) -> None:
         shell = sandbox.shell(user="agent")

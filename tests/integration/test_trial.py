@@ -26,6 +26,9 @@ FINAL = (
 )
 
 
+SETTINGS = Settings(agent_timeout=20, verifier_timeout=20)
+
+
 @pytest.fixture
 def world() -> World:
     agent = AgentConfig(prompts="agent_brief", command_timeout=5, max_calls=6)
@@ -36,7 +39,7 @@ def world() -> World:
 def make(tmp_path: Path) -> Callable[..., Task]:
     def build(initial: str = INITIAL, final: str = FINAL, steps: tuple[str, ...] = ("tr a-z A-Z < in.txt > out.txt",),
               dockerfile: str = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY files/ /app/\n",
-              settings: Settings = Settings(agent_timeout=20, verifier_timeout=20)) -> Task:  # fmt: skip
+              settings: Settings = SETTINGS) -> Task:  # fmt: skip
         draft = TaskDraft(
             instruction="Write in.txt in capitals to out.txt.",
             dockerfile=dockerfile,
@@ -142,10 +145,12 @@ def test_a_file_that_holds_the_marker_does_not_submit(world: World, make: Callab
 def test_a_background_process_of_the_agent_does_not_outlive_it_into_grading(
     world: World, make: Callable[..., Task]
 ) -> None:
-    late = "(while :; do sleep 0.05; tr a-z A-Z < in.txt > out.txt; done) > /dev/null 2>&1 & sleep 0; rm -f out.txt"
-    final = "import time\nfrom pathlib import Path\ndef test_x():\n    time.sleep(0.5)\n    assert Path('out.txt').exists()\n"
-    trial = run_trial(world, make(final=final), Script((late, "pkill -STOP nothing; rm -f out.txt")), key())
-    assert trial.outcome is Outcome.FAILED or trial.reward == 0.0
+    late = "(sleep 1; tr a-z A-Z < in.txt > out.txt) > /dev/null 2>&1 &"
+    wait = (
+        "import time\nfrom pathlib import Path\ndef test_x():\n    time.sleep(2)\n    assert Path('out.txt').exists()\n"
+    )
+    trial = run_trial(world, make(final=wait), Script((late,)), key())
+    assert trial.outcome is Outcome.FAILED
 
 
 def test_many_trials_are_kept_once_and_those_there_are_not_run_again(

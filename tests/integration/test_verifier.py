@@ -174,7 +174,7 @@ def test_probe():
         "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")},
         "environment": dict(os.environ),
         "place": os.getcwd(),
-        "namespaces": {n: os.readlink("/proc/self/ns/" + n) for n in os.listdir("/proc/self/ns")},
+        "namespaces": [os.readlink("/proc/self/ns/" + n) for n in "cgroup ipc mnt net pid user uts".split()],
         "groups": open("/proc/self/cgroup").read().splitlines(),
         "root": os.listdir("/"),
         "executable": sys.executable,
@@ -350,8 +350,8 @@ def test_the_tasks_own_support_is_there(sandbox: Sandbox, tmp_path: Path) -> Non
 def test_tests_see_what_the_agent_made_whatever_its_mode(sandbox: Sandbox, tmp_path: Path) -> None:
     sandbox.shell(user="agent").run("umask 777; mkdir ~/closed; cd; umask 0; echo x > ~/f; chmod 0 ~/f", timeout=20.0)
     source = (
-        "import os, pwd\ndef test_a():\n    assert open('/home/agent/f').read() == 'x\\n'\n"
-        "    assert os.listdir('/home/agent/closed') == []\n    assert os.stat('/home/agent/f').st_uid == 1000\n"
+        "import os\ndef test_a():\n    assert open('/home/agent/f').read() == 'x\\n'\n"
+        "    assert os.listdir('/home/agent/closed') == []\n"
     )
     report = verify(sandbox, hidden(tmp_path, source), timeout=60.0)
     assert statuses(report) == {"test_a": "passed"}, report.tests[0].message

@@ -193,7 +193,13 @@ def act(sandbox: Sandbox, commands: str, *, user: User = "agent") -> None:
 
 
 def earned(
-    sandbox: Sandbox, tmp_path: Path, commands: str, *, user: User = "agent", hidden: str = HIDDEN
+    sandbox: Sandbox,
+    tmp_path: Path,
+    commands: str,
+    *,
+    user: User = "agent",
+    hidden: str = HIDDEN,
+    timeout: float = 60.0,
 ) -> float | str:
     """The reward after an agent ran the commands, or the name of the failure."""
     test_file = tmp_path / "tests" / "test_final_state.py"
@@ -201,7 +207,7 @@ def earned(
     test_file.write_text(hidden)
     act(sandbox, commands, user=user)
     try:
-        return binary(verify(sandbox, test_file, timeout=6.0))
+        return binary(verify(sandbox, test_file, timeout=timeout))
     except VerifierError as error:
         return type(error).__name__
 
@@ -227,8 +233,9 @@ MAY_END_THE_SANDBOX = ("an endless result", "an endless answer", "processes with
 @pytest.mark.parametrize("path", ["warm", "cold"])
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_cheating_is_not_paid(attack: str, path: str, machine: Machine, tmp_path: Path) -> None:
+    ends_late = attack in MAY_END_THE_SANDBOX or FATAL.get(attack) == "VerifierTimeout"
     with machine(path) as sandbox:
-        outcome = earned(sandbox, tmp_path, ATTACKS[attack])
+        outcome = earned(sandbox, tmp_path, ATTACKS[attack], timeout=6.0 if ends_late else 60.0)
     if attack in MAY_END_THE_SANDBOX:
         assert outcome in (0.0, "VerifierError", "VerifierTimeout")
     else:
@@ -332,6 +339,9 @@ def test_nobody_changes_what_is_imported_later(attack: str, path: str, machine: 
 
 def test_agents_cannot_read_a_specification_before_it_is_deleted(machine: Machine, tmp_path: Path) -> None:
     with machine("cold") as sandbox:
+        sandbox.exec(["touch", "/root/of-root"], user="root", timeout=10.0)
+        if sandbox.exec(["rm", "-f", "/root/of-root"], user="agent", timeout=10.0).exit_code == 0:
+            pytest.skip("one user id is mapped here: agent and root are the same user of the host")
         source = tmp_path / "spec.json"
         source.write_text("secret")
         sandbox.put(source, "/run/tmax-1/spec.json", user="root", mode=0o400)

@@ -1,7 +1,8 @@
 """The bottom of every bubblewrap sandbox: the host's own userland, or a directory with a root file system.
 
 The rule: only programs and their data come from the host. Homes, mounts, state and secrets do not; whatever an
-ordinary user of the host may not read does not exist inside, for inside-root either.
+ordinary user of the host may not read does not exist inside, for inside-root either. /etc is a copy of what is public
+of it, since it may hold mounts and always holds secrets.
 """
 
 import functools
@@ -13,19 +14,17 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tmax.config import cache_dir
 from tmax.errors import StartError
 from tmax.sandbox import entry
 from tmax.sandbox.protocol import AGENT_HOME, AGENT_UID
 
-_VERSION = 3
-_PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "etc", "opt")
+_VERSION = 4
+_PROGRAMS = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "opt")
 _EMPTY = ("boot", "home", "media", "mnt", "proc", "dev", "run", "srv", "sys", "var", "var/cache", "var/lib", "var/log",
           "var/mail", "var/opt", "var/spool")  # fmt: skip
 _STATE = ("var/lib/dpkg",)
-_OWNED_DEPTH = {"/etc": 12, "/var/lib/dpkg": 1}
 _SECRET_NAMES = frozenset({
     "shadow", "shadow-", "gshadow", "gshadow-", "passwd-", "group-", "subuid", "subuid-", "subgid", "subgid-",
     "sudoers", "machine-id", "fstab", "krb5.keytab", "opasswd", "netrc", ".netrc", ".pypirc", ".git-credentials",
@@ -69,125 +68,132 @@ class Base:
 def load_base(rootfs: Path | None, warden: entry.Warden) -> Base:
     """Find the base's parts and make its layer where it is not cached. Raises StartError."""
     try:
-        if rootfs is None:
-            parts, entries = _host_parts()
-        else:
-            parts, entries = _rootfs_parts(rootfs.absolute())
+        parts, rows = _host() if rootfs is None else _rootfs(rootfs.absolute())
     except OSError as error:
         raise StartError(f"cannot read the base of sandboxes: {error}", kind="engine", hint="check `rootfs`") from error
-    text = json.dumps([_VERSION, warden.mode, os.getuid(), [str(part) for part in parts], entries], sort_keys=True)
+    text = json.dumps([_VERSION, warden.mode, os.getuid(), [str(part) for part in parts], rows])
     key = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     layer = cache_dir() / "bases" / key
     if not layer.is_dir():
-        _make_layer(layer, parts, entries, warden)
+        _make_layer(layer, parts, rows, warden)
     has_gnu_env = (rootfs or Path("/")).joinpath("usr/bin/env").resolve().name == "env"
     first = ("env", "--ignore-signal=CHLD", "cat") if has_gnu_env else ("bash", "-c", "trap '' CHLD; exec cat")
     return Base(key, parts, layer, first)
 
 
-Entry = tuple[str, str, int, int, int, str]
-"""Kind, path within the layer, mode, user id, group id, content."""
+Row = tuple[str, str, int, int, int, str, int]
+"""Kind, path within the layer, mode, user id, group id, content or source or target, time of the source's change."""
 
 
-def _make_layer(layer: Path, parts: tuple[Part, ...], entries: list[Entry], warden: entry.Warden) -> None:
+def _make_layer(layer: Path, parts: tuple[Part, ...], rows: list[Row], warden: entry.Warden) -> None:
     from tmax.sandbox.images import settle
 
+    if warden.mode not in ("root", "plain"):
+        rows = [row for part in parts for row in _owned(part)] + rows
     with settle(layer, warden) as aside:
         if aside is None:
             return
-        rows: list[Any] = []
-        owned = (
-            []
-            if warden.mode in ("root", "plain")
-            else [entry for part in parts if part.lower for entry in _owned(part)]
-        )
-        for kind, path, mode, uid, gid, content in owned + entries:
-            owner = (uid, gid) if warden.mode != "one" else (0, 0)
-            rows.append([kind, str(aside / path), mode, *owner, content])
+        entries = [
+            [kind, str(aside / path), mode, *((0, 0) if warden.mode == "one" else (uid, gid)), content]
+            for kind, path, mode, uid, gid, content, _ in rows
+        ]
         try:
-            entry.call(warden, "apply", {"entries": rows})
+            entry.call(warden, "apply", {"entries": entries})
         except OSError as error:
             raise StartError(
                 f"cannot make the base of sandboxes: {error}", kind="disk", hint="check TMAX_CACHE"
             ) from error
 
 
-def _host_parts() -> tuple[tuple[Part, ...], list[Entry]]:
-    parts = [Part("/", None, "root")]
-    entries: list[Entry] = [("directory", "root", 0o755, 0, 0, "")]
+def _row(kind: str, path: str, mode: int = 0o755, content: str = "", *, owner: int = 0) -> Row:
+    return kind, path, mode, owner, owner, content, 0
+
+
+def _host() -> tuple[tuple[Part, ...], list[Row]]:
+    parts = [Part("/", None, "root"), Part("/etc", None, "etc")]
+    rows = [_row("directory", "root"), _row("directory", "root/etc")]
     for name in _PROGRAMS:
         host = Path("/") / name
         if host.is_symlink():
-            entries.append(("link", f"root/{name}", 0, 0, 0, str(host.readlink())))
+            rows.append(_row("link", f"root/{name}", content=str(host.readlink())))
         elif host.is_dir():
             parts.append(Part(f"/{name}", host, name))
-            entries.append(("directory", f"root/{name}", 0o755, 0, 0, ""))
-    entries += [("directory", f"root/{name}", 0o755, 0, 0, "") for name in _EMPTY]
-    entries += [("directory", f"root/{name}", 0o1777, 0, 0, "") for name in ("tmp", "var/tmp")]
+            rows.append(_row("directory", f"root/{name}"))
+    rows += [_row("directory", f"root/{name}") for name in _EMPTY]
+    rows += [_row("directory", f"root/{name}", 0o1777) for name in ("tmp", "var/tmp", "run/lock")]
+    rows += [_row("link", "root/var/run", content="/run"), _row("link", "root/var/lock", content="/run/lock")]
     for name in _STATE:
         if (Path("/") / name).is_dir():
             parts.append(Part(f"/{name}", Path("/") / name, name.replace("/", "-")))
-            entries.append(("directory", f"root/{name}", 0o755, 0, 0, ""))
-    entries += [("link", "root/var/run", 0, 0, 0, "/run"), ("link", "root/var/lock", 0, 0, 0, "/run/lock")]
-    entries += [("directory", "root/run/lock", 0o1777, 0, 0, "")]
-    entries += _homes("root")
-    entries += _accounts("etc", Path("/etc"))
-    entries += _masks()
-    return tuple(parts), entries
+            rows.append(_row("directory", f"root/{name}"))
+    rows += [*_homes("root"), *_copy_of_etc(), *_accounts("etc", Path("/etc")), *_masks()]
+    return tuple(parts), rows
 
 
-def _owned(part: Part) -> Iterator[Entry]:
+def _rootfs(rootfs: Path) -> tuple[tuple[Part, ...], list[Row]]:
+    if not (rootfs / "bin").is_dir():
+        raise FileNotFoundError(2, "no root file system", str(rootfs))
+    rows = [_row("directory", "root"), _row("directory", "root/etc"), *_homes("root")]
+    return (Part("/", rootfs, "root"),), [*rows, *_accounts("root/etc", rootfs / "etc")]
+
+
+def _copy_of_etc() -> Iterator[Row]:
+    yield _row("directory", "etc")
+    yield _row("file", "etc/resolv.conf", 0o644)
+    for path, status in _walk(Path("/etc"), 12):
+        mode, public = status.st_mode, _is_public(path, status.st_mode)
+        owner = (status.st_uid, status.st_gid) if max(status.st_uid, status.st_gid) < 65_535 else (0, 0)
+        if path in _REPLACED:
+            continue
+        if stat.S_ISDIR(mode):
+            yield "directory", path[1:], stat.S_IMODE(mode) if public else 0o700, *owner, "", 0
+        elif public and stat.S_ISLNK(mode):
+            yield _row("link", path[1:], content=str(Path(path).readlink()))
+        elif public:
+            yield "copy", path[1:], stat.S_IMODE(mode), *owner, path, status.st_mtime_ns
+
+
+def _owned(part: Part) -> Iterator[Row]:
     """An ordinary user is not root over the base's files, so inside-root would not be either: his own copies of
-    directories, and of the files of /etc and of the package database, lie over them and can be changed.
+    directories, and of the package database, lie over them, and things can be added, replaced and taken away.
     """
     if part.lower is None or part.lower.stat().st_uid == os.getuid():
         return
-    for path, mode in _walk(part.lower, _OWNED_DEPTH.get(part.mount, 4)):
-        place = f"{part.name}/{path.removeprefix(str(part.lower)).lstrip('/')}"
-        permissions = stat.S_IMODE(mode)
-        if stat.S_ISDIR(mode) and _is_public(path, mode):
-            yield "directory", place, permissions, 0, 0, ""
-        elif stat.S_ISREG(mode) and mode & 0o004 and not _is_secret(path) and part.mount in ("/etc", "/var/lib/dpkg"):
-            yield "copy", place, permissions, 0, 0, path
-    if part.mount == "/usr":
-        yield from (
-            ("directory", path[1:], stat.S_IMODE(mode), 0, 0, "")
-            for path, mode in _walk(part.lower / "local", 12) if stat.S_ISDIR(mode) and _is_public(path, mode)
-        )  # fmt: skip
+    walks = [(part.lower, 4), (part.lower / "local", 12)] if part.mount == "/usr" else [(part.lower, 4)]
+    for top, depth in walks:
+        for path, status in _walk(top, depth):
+            place = f"{part.name}/{path.removeprefix(str(part.lower)).lstrip('/')}"
+            permissions = stat.S_IMODE(status.st_mode)
+            if not _is_public(path, status.st_mode):
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                yield _row("directory", place, permissions)
+            elif part.name == "var-lib-dpkg" and place.count("/") == 1 and stat.S_ISREG(status.st_mode):
+                yield _row("copy", place, permissions, path)
 
 
-def _rootfs_parts(rootfs: Path) -> tuple[tuple[Part, ...], list[Entry]]:
-    if not (rootfs / "bin").is_dir():
-        raise FileNotFoundError(2, "no root file system", str(rootfs))
-    entries: list[Entry] = [("directory", "root", 0o755, 0, 0, ""), ("directory", "root/etc", 0o755, 0, 0, "")]
-    entries += _homes("root")
-    entries += _accounts("root/etc", rootfs / "etc")
-    return (Part("/", rootfs, "root"),), entries
-
-
-def _homes(top: str) -> list[Entry]:
+def _homes(top: str) -> list[Row]:
     return [
-        ("directory", f"{top}/root", 0o700, 0, 0, ""),
-        ("directory", f"{top}/home", 0o755, 0, 0, ""),
-        ("directory", f"{top}{AGENT_HOME}", 0o755, AGENT_UID, AGENT_UID, ""),
+        _row("directory", f"{top}/root", 0o700),
+        _row("directory", f"{top}/home"),
+        _row("directory", f"{top}{AGENT_HOME}", owner=AGENT_UID),
     ]
 
 
-def _accounts(top: str, etc: Path) -> list[Entry]:
+def _accounts(top: str, etc: Path) -> list[Row]:
     """The base's system accounts, root and agent; nobody has a password."""
     users = [line for line in _lines(etc / "passwd") if _keeps(line)]
     groups = [line for line in _lines(etc / "group") if _keeps(line)]
     names = [line.split(":")[0] for line in users]
     passwd = ["root:x:0:0:root:/root:/bin/bash", f"agent:x:{AGENT_UID}:{AGENT_UID}::{AGENT_HOME}:/bin/bash", *users]
-    group = ["root:x:0:", f"agent:x:{AGENT_UID}:"]
-    group += [":".join([*line.split(":")[:3], ""]) for line in groups]
+    group = ["root:x:0:", f"agent:x:{AGENT_UID}:", *(":".join([*line.split(":")[:3], ""]) for line in groups)]
     shadow = [f"{name}:*:19000:0:99999:7:::" for name in ("root", "agent", *names)]
     texts = {
         "passwd": (passwd, 0o644), "group": (group, 0o644), "shadow": (shadow, 0o600), "gshadow": ([], 0o600),
         "hostname": (["sandbox"], 0o644), "hosts": (["127.0.0.1 localhost sandbox", "::1 localhost"], 0o644),
     }  # fmt: skip
     return [
-        ("file", f"{top}/{name}", mode, 0, 0, "".join(f"{line}\n" for line in lines))
+        _row("file", f"{top}/{name}", mode, "".join(f"{line}\n" for line in lines))
         for name, (lines, mode) in texts.items()
     ]
 
@@ -204,26 +210,23 @@ def _keeps(line: str) -> bool:
     )  # fmt: skip
 
 
-def _masks() -> list[Entry]:
-    """What of the host's configuration does not exist inside."""
-    entries: list[Entry] = [("directory", "etc", 0o755, 0, 0, ""), ("file", "etc/resolv.conf", 0o644, 0, 0, "")]
-    for top, depth in (("etc", 12), ("opt", 4), ("usr/local", 4)):
-        for path, mode in _walk(Path("/") / top, depth):
-            if path in _REPLACED or (not _is_secret(path) and _is_public(path, mode)):
+def _masks() -> Iterator[Row]:
+    """What of the host's additions to its programs does not exist inside."""
+    for top, depth in (("opt", 4), ("usr/local", 4)):
+        for path, status in _walk(Path("/") / top, depth):
+            if _is_public(path, status.st_mode):
                 continue
-            if stat.S_ISDIR(mode):
-                entries.append(("directory", path[1:], 0o700, 0, 0, "opaque"))
+            if stat.S_ISDIR(status.st_mode):
+                yield _row("directory", path[1:], 0o700, "opaque")
             else:
-                entries.append(("whiteout", path[1:], 0, 0, 0, ""))
-    return entries
-
-
-def _is_secret(path: str) -> bool:
-    return path.rpartition("/")[2] in _SECRET_NAMES or _SECRET_PATHS.fullmatch(path) is not None
+                yield _row("whiteout", path[1:])
 
 
 def _is_public(path: str, mode: int) -> bool:
+    """Whether everybody on the host may know it, and nothing about it looks like a secret."""
     name = path.rpartition("/")[2]
+    if name in _SECRET_NAMES or _SECRET_PATHS.fullmatch(path):
+        return False
     if stat.S_ISLNK(mode):
         return True
     if stat.S_ISDIR(mode):
@@ -238,17 +241,17 @@ def _head(path: str) -> bytes:
         return file.read(65_536)
 
 
-def _walk(top: Path, depth: int) -> Iterator[tuple[str, int]]:
-    """Paths under a directory and their modes, without what lies under one that is masked, by name."""
+def _walk(top: Path, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    """What is under a directory, by name, without what lies under directories that are not public."""
     try:
         found = sorted(os.scandir(top), key=lambda item: item.name)
     except OSError:
         return
     for item in found:
         try:
-            mode = item.stat(follow_symlinks=False).st_mode
+            status = item.stat(follow_symlinks=False)
         except OSError:
             continue
-        yield item.path, mode
-        if depth > 1 and stat.S_ISDIR(mode) and _is_public(item.path, mode) and not _is_secret(item.path):
+        yield item.path, status
+        if depth > 1 and stat.S_ISDIR(status.st_mode) and _is_public(item.path, status.st_mode):
             yield from _walk(Path(item.path), depth - 1)

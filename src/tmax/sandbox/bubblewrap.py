@@ -1,13 +1,14 @@
-"""The bubblewrap engine: a sandbox is a set of namespaces over an overlay, with a first process that only waits.
+"""The bubblewrap engine: a sandbox is a set of namespaces over overlays, with a first process that only waits.
 
-The rule: three ways of mapping users, all of them on one path. As root, users inside are users of the host. An ordinary
-user with subordinate ids (newuidmap, /etc/subuid) maps inside-root to himself and the rest to those. With neither,
-ONE ID is mapped: root shows as 0 and agent as 1000, but they are one user, so the agent can change what root owns,
-kill what root runs and read what the verifier wrote; files cannot belong to anybody else.
+`bwrap` makes the namespaces and mounts; the first process ends when this process does, however it ends, and all others
+with it. Commands come from the warden (`entry`, `warden`), with the capabilities of a container and no way to more.
 
-`bwrap` makes the namespaces and mounts; the first process ends when this process does, however it ends, and all
-others with it. Commands come from the warden (`entry`, `warden`), with the capabilities of a container and no way to
-more.
+The rule: users are mapped in one of three ways, and all else is the same. Run by root, users inside are users of the
+host, in a user namespace that gives them no power over it. An ordinary user with subordinate ids (newuidmap and
+/etc/subuid) is root inside, and those are the others. With neither there is ONE ID: root shows as 0 and agent as 1000,
+but both are that one user. Then the agent can change what root owns, kill what root runs and read what the verifier
+writes; nothing can belong to anybody else, so programs that change owners or users fail; and killing one user's
+processes kills everybody's.
 """
 
 import functools
@@ -131,6 +132,17 @@ def remove(warden: entry.Warden, paths: Sequence[Path]) -> None:
     process.close()
     if exit_code != 0:
         raise SandboxError(f"cannot remove `{paths[0]}`", kind="disk", hint="remove it by hand")
+
+
+def unheld_limits() -> tuple[str, ...]:
+    """What of `Limits` this machine does not hold for a sandbox as a whole, in words."""
+    controllers = {name for place in cgroup.places() for name in place.controllers}
+    missing = []
+    if "memory" not in controllers:
+        missing.append("memory is limited for each process by itself: there is no control group to use")
+    if "pids" not in controllers:
+        missing.append("processes are limited for each user by itself: there is no control group to use")
+    return tuple(missing)
 
 
 def reap_bubblewrap(*, label: str) -> int:

@@ -17,6 +17,9 @@ from typing import Protocol
 from tmax.errors import SandboxError
 from tmax.sandbox.docker_api import Ended, ExecProcess
 
+_PF_EXITING = 0x4
+"""The kernel's flag of a process that is on its way out."""
+
 MARK = "TMAX_EXEC"
 """Environment variable by which the processes of one exec are known, also after they left its session."""
 
@@ -123,6 +126,15 @@ def inner_pid(pid: int) -> int:
         return 0
     ids = next((line.split()[1:] for line in lines if line.startswith("NSpid:")), [])
     return int(ids[-1]) if len(ids) > 1 else 0
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process has ended or is about to: what it takes with it ends before it does."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:
+        return True
+    return fields[0] in (b"Z", b"X") or bool(int(fields[6]) & _PF_EXITING)
 
 
 class HostView:

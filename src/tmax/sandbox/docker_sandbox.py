@@ -57,7 +57,8 @@ _ABSENT = ("executable file not found", "no such file", "not a directory")
 _UNUSABLE = ("permission denied", "exec format error", "is a directory", "chdir")
 """What the daemon writes where the command itself cannot be run."""
 
-_KILLED = 128 + signal.SIGKILL
+KILLED = 128 + signal.SIGKILL
+"""Exit code of a process that something killed: perhaps the end of its container."""
 
 _IDS: dict[User, int] = {"root": 0, "agent": AGENT_UID}
 _HOMES: dict[User, str] = {"root": "/root", "agent": AGENT_HOME}
@@ -119,7 +120,7 @@ class DockerSandbox:
                 self._kill_exec(process, output, mark, user)
         finally:
             process.close()
-        if ended is not None and ended.exit_code == _KILLED:
+        if ended is not None and ended.exit_code == KILLED:
             self.check_alive()
         text, missing = output.finish()
         return ExecResult(
@@ -195,9 +196,14 @@ class DockerSandbox:
 
     def check_alive(self) -> None:
         """Raise SandboxError where the container has ended, and whatever ran in it for that reason."""
-        with translated("look at the container"):
-            state = self._client.inspect_container(self._name)["State"]
-        if not state["Running"]:
+        ends = self._leader is not None and processes.is_ending(self._leader)
+        if self._leader is not None and not ends:
+            return
+        # The daemon learns of it a little later than of the end of what ran in it.
+        deadline = time.monotonic() + (_KILL_TIMEOUT if ends else 0.5)
+        while (state := self._state())["Running"] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if ends or not state["Running"]:
             kind: InfraKind = "memory" if state.get("OOMKilled") else "process"
             raise SandboxError("the container has ended", kind=kind, hint="the machine may be short of memory")
 
@@ -213,6 +219,11 @@ class DockerSandbox:
         """Let go of what was opened in the container; the container itself is its owner's to remove."""
         for view in self._views.values():
             view.close()
+
+    def _state(self) -> dict[str, Any]:
+        with translated("look at the container"):
+            state: dict[str, Any] = self._client.inspect_container(self._name)["State"]
+        return state
 
     def _new_view(self, user: User) -> processes.View:
         if self._leader is not None:
@@ -255,6 +266,7 @@ class ShellChannel:
         self._mark = secrets.token_hex(8)
         self._view = sandbox.view(user)
         self._spared: processes.Table = {}
+        self._began = False
         self._process = sandbox.start(
             SHELL_COMMAND, user=user, cwd="/", env={processes.MARK: self._mark}, stdin=True
         )  # fmt: skip
@@ -271,9 +283,16 @@ class ShellChannel:
 
     def receive(self, timeout: float) -> tuple[Stream, bytes] | ShellEnded:
         """See `Channel.receive`."""
-        event = self._process.receive(timeout)
+        try:
+            event = self._process.receive(timeout)
+        except TimeoutError:
+            if not self._began or self._find() is not None:
+                raise
+            # Somebody killed it, and the daemon has not said so yet.
+            event = self._process.receive(_KILL_TIMEOUT)
         if isinstance(event, Ended):
-            self._sandbox.check_alive()
+            if event.exit_code == KILLED:
+                self._sandbox.check_alive()
             return ShellEnded(event.exit_code)
         origin, data = event
         return ("output" if origin == STDOUT else "report"), data
@@ -281,10 +300,11 @@ class ShellChannel:
     def mark(self) -> None:
         """See `Channel.mark`."""
         self._spared = self._view.processes()
+        self._began = True
 
     def interrupt(self, *, force: bool) -> None:
         """See `Channel.interrupt`."""
-        shell = processes.find_shell(self._view.processes(), self._mark)
+        shell = self._find()
         if shell is None:
             return
         chosen = processes.of_shell(shell, self._spared)
@@ -297,11 +317,14 @@ class ShellChannel:
 
     def close(self) -> None:
         """See `Channel.close`."""
-        shell = processes.find_shell(self._view.processes(), self._mark)
+        shell = self._find()
         if shell is not None:
             started = processes.of_shell(shell, self._spared)
             self._kill(lambda table: started(table) | ({shell.pid} & table.keys()))
         self._process.close()
+
+    def _find(self) -> processes.Process | None:
+        return processes.find_shell(self._view.processes(), self._mark)
 
     def _kill(self, chosen: processes.Choice) -> None:
         if not processes.kill(self._view, chosen, timeout=_KILL_TIMEOUT):

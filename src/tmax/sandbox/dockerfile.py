@@ -6,11 +6,9 @@ The rule: what is not understood is a BuildError that names the line; nothing is
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
-from tmax.errors import BuildError
+from tmax.sandbox.words import expand, expand_body, fail, split_words
 
 _HEREDOC = re.compile(r"\d*<<(-?)(\"[^\"]+\"|'[^']+'|[^\s<\"'|&;()]+)")
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(.*?)\s*")
@@ -137,12 +135,12 @@ def parse(text: str) -> tuple[Instruction, ...]:
     for statement in statements:
         instruction = _understand(statement, escape)
         if isinstance(instruction, From) and any(isinstance(earlier, From) for earlier in found):
-            _fail(statement.first, "builds of several stages are not supported")
+            fail(statement.first, "builds of several stages are not supported")
         if not isinstance(instruction, From | Arg) and not any(isinstance(earlier, From) for earlier in found):
-            _fail(statement.first, f"{statement.keyword} before FROM")
+            fail(statement.first, f"{statement.keyword} before FROM")
         found.append(instruction)
     if not any(isinstance(instruction, From) for instruction in found):
-        _fail(1, "there is no FROM")
+        fail(1, "there is no FROM")
     return tuple(found)
 
 
@@ -171,41 +169,6 @@ def lower_heredocs(text: str) -> str:
             line = _fold(f"RUN {_lowered_copy(statement, escape)}", escape) + "\n"
             out += [line] if user is None else ["USER root\n", line, f"USER {user}\n"]
     return "".join(out + lines[position:])
-
-
-def expand(text: str, env: Mapping[str, str], line: int, *, escape: str = "\\") -> str:
-    """Substitute variables and take away quotes and escapes, as a builder does outside RUN. Raises BuildError."""
-    return _Reader(text, env, line, escape, quotes=True).read()
-
-
-def expand_body(text: str, env: Mapping[str, str], line: int) -> str:
-    """Substitute variables in a heredoc's body; quotes stay. Raises BuildError."""
-    return _Reader(text, env, line, "\\", quotes=False).read()
-
-
-def split_words(text: str, escape: str = "\\") -> list[str]:
-    """Cut at white space outside quotes; quotes and escapes stay in the words."""
-    words: list[str] = []
-    word, quote, index = "", "", 0
-    while index < len(text):
-        char = text[index]
-        if char == escape and quote != "'" and index + 1 < len(text):
-            word += text[index : index + 2]
-            index += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char.isspace():
-            if word:
-                words.append(word)
-            word = ""
-            index += 1
-            continue
-        word += char
-        index += 1
-    return [*words, word] if word else words
 
 
 def _statements(text: str) -> tuple[str, list[Statement]]:
@@ -253,7 +216,7 @@ def _escape_character(lines: list[str]) -> str:
             break
         if directive[1].lower() == "escape":
             if directive[2] not in ("\\", "`"):
-                _fail(1, f"invalid escape character `{directive[2]}`")
+                fail(1, f"invalid escape character `{directive[2]}`")
             return directive[2]
     return "\\"
 
@@ -279,15 +242,15 @@ def _read_heredoc(lines: list[str], index: int, opened: int, strips: bool, quote
             body = [text.lstrip("\t") if strips else text for text in raw[:-1]]
             text = "".join(f"{part}\n" for part in body)
             return index, Heredoc(name, text, quoted == name, "".join(f"{part}\n" for part in raw))
-    return _fail(opened, f"the heredoc `{name}` has no end")
+    return fail(opened, f"the heredoc `{name}` has no end")
 
 
 def _understand(statement: Statement, escape: str) -> Instruction:
     line, keyword, rest = statement.first, statement.keyword, statement.rest
     if keyword not in _KNOWN:
-        _fail(line, f"unknown or unsupported instruction {keyword}")
+        fail(line, f"unknown or unsupported instruction {keyword}")
     if not rest:
-        _fail(line, f"{keyword} needs an argument")
+        fail(line, f"{keyword} needs an argument")
     match keyword:
         case "FROM":
             return _from(line, rest)
@@ -307,7 +270,7 @@ def _understand(statement: Statement, escape: str) -> Instruction:
         case "SHELL":
             command = _json_list(rest)
             if not command:
-                _fail(line, "SHELL needs the JSON form")
+                fail(line, "SHELL needs the JSON form")
             return Shell(line, command)
         case _:
             return Recorded(line, keyword, rest)
@@ -318,14 +281,14 @@ def _from(line: int, rest: str) -> From:
     if len(words) == 3 and words[1].upper() == "AS":
         return From(line, words[0], words[2])
     if len(words) != 1 or words[0].startswith("--"):
-        _fail(line, "FROM needs one image")
+        fail(line, "FROM needs one image")
     return From(line, words[0])
 
 
 def _run(statement: Statement) -> Run:
     line, rest, heredocs = statement.first, statement.rest, statement.heredocs
     if rest.startswith("--"):
-        _fail(line, f"RUN {rest.split()[0]} is not supported")
+        fail(line, f"RUN {rest.split()[0]} is not supported")
     if (command := _json_list(rest)) is not None:
         return Run(line, command)
     if len(heredocs) == 1 and _HEREDOC.fullmatch(rest):
@@ -342,14 +305,14 @@ def _copy(statement: Statement, escape: str) -> Copy:
         rest = rest[match.end() :]
     for name in flags:
         if name not in ("chown", "chmod", "link"):
-            _fail(line, f"{statement.keyword} --{name} is not supported")
+            fail(line, f"{statement.keyword} --{name} is not supported")
     json_form = _json_list(rest)
     words = list(json_form) if json_form is not None else split_words(rest, escape)
     sources = [word for word in words[:-1] if not _HEREDOC.fullmatch(word)]
     if len(words) < 2 or (
         statement.keyword == "ADD" and any(re.match(r"(https?|ftp|git|ssh)://|git@", s) for s in sources)
     ):
-        _fail(line, f"{statement.keyword} needs sources of the build context and a target")
+        fail(line, f"{statement.keyword} needs sources of the build context and a target")
     if json_form is not None:
         # The JSON form has no quotes to take away, so what would be taken for quotes is escaped.
         words = [re.sub(r"([\\'\"])", r"\\\1", word) for word in words]
@@ -365,11 +328,11 @@ def _pairs(line: int, rest: str, escape: str) -> tuple[tuple[str, str], ...]:
     if "=" not in words[0]:
         name, _, value = rest.partition(" ") if "\t" not in rest else _cut(rest)
         if not value.strip():
-            _fail(line, f"ENV {name} has no value")
+            fail(line, f"ENV {name} has no value")
         return ((name, value.strip()),)
     pairs = [word.partition("=") for word in words]
     if not all(name and equals for name, equals, _ in pairs):
-        _fail(line, "ENV takes name=value pairs")
+        fail(line, "ENV takes name=value pairs")
     return tuple((name, value) for name, _, value in pairs)
 
 
@@ -381,70 +344,6 @@ def _json_list(text: str) -> tuple[str, ...] | None:
     except json.JSONDecodeError:
         return None
     return tuple(value) if value and all(isinstance(part, str) for part in value) else None
-
-
-class _Reader:
-    """Substitutes variables in one text."""
-
-    def __init__(self, text: str, env: Mapping[str, str], line: int, escape: str, *, quotes: bool) -> None:
-        self.text, self.env, self.line, self.escape, self.quotes = text, env, line, escape, quotes
-        self.at = 0
-
-    def read(self) -> str:
-        out, quote = "", ""
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            following = self.text[self.at + 1 : self.at + 2]
-            if char == self.escape and quote != "'" and following:
-                self.at += 2
-                keeps = following not in (self.escape, "$", "\n") if not self.quotes else (
-                    quote == '"' and following not in ('"', "$", self.escape)
-                )  # fmt: skip
-                out += char + following if keeps else following
-            elif self.quotes and char in "'\"" and quote in ("", char):
-                quote = "" if quote else char
-                self.at += 1
-            elif char == "$" and quote != "'":
-                out += self._variable()
-            else:
-                out += char
-                self.at += 1
-        if quote:
-            _fail(self.line, f"a {quote} is not closed")
-        return out
-
-    def _variable(self) -> str:
-        simple = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)").match(self.text, self.at)
-        if simple:
-            self.at = simple.end()
-            return self.env.get(simple[1], "")
-        if self.text[self.at + 1 : self.at + 2] != "{":
-            self.at += 1
-            return "$"
-        inner = self._braces()
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-+?])(.*))?", inner, re.DOTALL)
-        if match is None:
-            _fail(self.line, f"`${{{inner}}}` is not supported")
-        name, operator, word = match[1], match[2] or "", match[3] or ""
-        value = self.env.get(name)
-        is_set = bool(value) if operator.startswith(":") else value is not None
-        word = _Reader(word, self.env, self.line, self.escape, quotes=self.quotes).read()
-        if operator.endswith("-"):
-            return (value or "") if is_set else word
-        if operator.endswith("+"):
-            return word if is_set else ""
-        if operator.endswith("?") and not is_set:
-            _fail(self.line, f"{name}: {word or 'not set'}")
-        return value or ""
-
-    def _braces(self) -> str:
-        depth, start = 0, self.at + 2
-        for position in range(self.at + 1, len(self.text)):
-            depth += {"{": 1, "}": -1}.get(self.text[position], 0)
-            if depth == 0:
-                self.at = position + 1
-                return self.text[start:position]
-        return _fail(self.line, "a ${ is not closed")
 
 
 def _lowered_run(statement: Statement) -> str:
@@ -461,7 +360,7 @@ def _lowered_run(statement: Statement) -> str:
 def _lowered_copy(statement: Statement, escape: str) -> str:
     copy = _copy(statement, escape)
     if copy.sources:
-        _fail(copy.line, "files and heredocs in one COPY are not supported")
+        fail(copy.line, "files and heredocs in one COPY are not supported")
     many = len(copy.heredocs) > 1
     parts = []
     for heredoc in copy.heredocs:
@@ -519,8 +418,22 @@ def _fold(line: str, escape: str, width: int = 30_000) -> str:
     return f"{escape}\n".join([*pieces, line])
 
 
-def _fail(line: int, message: str) -> NoReturn:
-    raise BuildError(
-        f"Dockerfile, line {line}: {message}",
-        hint="one stage, and sources from the build context, are what both engines can build",
-    )
+__all__ = [
+    "Arg",
+    "Copy",
+    "Env",
+    "From",
+    "Heredoc",
+    "Instruction",
+    "Recorded",
+    "Run",
+    "RunAs",
+    "Shell",
+    "Statement",
+    "Workdir",
+    "expand",
+    "expand_body",
+    "lower_heredocs",
+    "parse",
+    "split_words",
+]

@@ -130,7 +130,8 @@ def _start_warden(mode: IdMode) -> Warden:
         ours.close()
         raise StartError(
             f"user namespaces do not work here: {lines[-1]}", kind="engine",
-            hint="allow unprivileged user namespaces (kernel.unprivileged_userns_clone, AppArmor), or use Docker",
+            hint="allow user namespaces (kernel.unprivileged_userns_clone, AppArmor; --privileged in a container), "
+            "or use Docker",
         )  # fmt: skip
     process.stderr.close()
     ours.settimeout(None)

@@ -30,9 +30,10 @@ _FD = 250
 _SET_UP = (
     "PS1= PS2=; unset PROMPT_COMMAND HISTFILE MAILCHECK; set +H; set +o history; "
     f"exec {_FD}>&1 1>/dev/null; "
-    "__tmax_report() { local status=$?; "
+    "__tmax_report() { local __tmax_status=$?; "
     f"\\builtin printf '%s' \"$1\" >&{_FD}; "
-    '\\builtin printf \'\\n%s %s %s\\0\' "$1" "$status" "$PWD" >&2; \\builtin return $status; }\n'
+    '\\builtin printf \'\\n%s %s %s\\0\' "$1" "$__tmax_status" "${PWD-}" >&2; '
+    "\\builtin return $__tmax_status; }\n"
 )
 _REPORT_NOISE = 65_536
 # What an interactive bash without a terminal says when a child is killed by a signal.

@@ -63,7 +63,7 @@ def _enter_namespaces(channel: socket.socket, mode: str) -> None:
             channel.recv(1)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
-        _mount_proc_on_trial()
+        _mount_on_trial()
     warden_kernel.unshare(warden_kernel.CLONE_NEWNS)
     warden_kernel.mount("", "/", "", flags=warden_kernel.MS_REC | warden_kernel.MS_SLAVE)
     # A command that is a script of `#!/proc/self/exe` would run this program inside and could then overwrite it.
@@ -72,8 +72,9 @@ def _enter_namespaces(channel: socket.socket, mode: str) -> None:
     warden_kernel.make_read_only(program)
 
 
-def _mount_proc_on_trial() -> None:
-    """Raise OSError where a user namespace may not mount /proc, as in some containers."""
+def _mount_on_trial() -> None:
+    """Raise OSError where a user namespace may not mount what a sandbox needs: /proc, as in some containers, or an
+    overlay over the host's programs, as where these hold other mounts."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -83,6 +84,9 @@ def _mount_proc_on_trial() -> None:
             if inner == 0:
                 warden_kernel.mount("", "/", "", flags=warden_kernel.MS_REC | warden_kernel.MS_SLAVE)
                 warden_kernel.mount("proc", "/proc", "proc")
+                warden_kernel.mount("tmpfs", "/tmp", "tmpfs")
+                os.mkdir("/tmp/empty")  # noqa: PTH102
+                warden_kernel.mount("overlay", "/tmp", "overlay", options="lowerdir=/tmp/empty:/usr,userxattr")
                 os._exit(0)
             code = os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1])
         except OSError as error:
@@ -91,7 +95,7 @@ def _mount_proc_on_trial() -> None:
             os._exit(code)
     number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if number:
-        raise OSError(number, f"cannot mount /proc: {os.strerror(number)}")
+        raise OSError(number, f"/proc or an overlay over /usr cannot be mounted: {os.strerror(number)}")
 
 
 def _write_maps(uid_map: str, gid_map: str) -> None:

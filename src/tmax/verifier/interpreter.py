@@ -16,9 +16,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator
 from compileall import compile_dir
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,8 @@ PACKAGES = ("_pytest", "pytest", "pluggy", "iniconfig", "packaging", "pygments",
 
 OURS = ("frame.py", "prepared.py", "runner.py", "server.py")
 """Modules of this package that run inside; they import the standard library and pytest only."""
+
+_KEPT_DAYS = 30
 
 _LEFT_OUT = shutil.ignore_patterns(
     "__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "pydoc_data",
@@ -50,6 +53,8 @@ def bundle() -> Path:
         final = cache_dir() / "verifier" / _fingerprint()
         if not final.is_dir():
             _build_once(final)
+        with suppress(PermissionError):
+            os.utime(final)
     except OSError as error:
         raise VerifierError(f"cannot build the verifier's interpreter: {error}", hint=_HINT) from error
     return final
@@ -127,6 +132,7 @@ def _build_once(final: Path) -> None:
     with _lock(final.parent / ".lock"):
         if final.is_dir():
             return
+        _remove_left_overs(final.parent)
         aside = Path(tempfile.mkdtemp(prefix=".build-", dir=final.parent))
         try:
             _fill(aside, final)
@@ -137,6 +143,14 @@ def _build_once(final: Path) -> None:
             raise VerifierError(f"cannot build the verifier's interpreter: {error}", hint=_HINT) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def _remove_left_overs(folder: Path) -> None:
+    """What builders that were killed left, and what nobody has used for long; the lock is held."""
+    long_ago = time.time() - _KEPT_DAYS * 86_400
+    for entry in folder.iterdir():
+        if entry.is_dir() and (entry.name.startswith(".build-") or entry.stat().st_mtime < long_ago):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 @contextmanager

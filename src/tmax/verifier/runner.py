@@ -60,9 +60,8 @@ def run(wait: Wait) -> NoReturn:
     """Make a pytest session ready, `wait` for what it is to run, run it, report, and end the process.
 
     `wait` is given pytest's configuration and returns a specification and the descriptor that the report is written
-    to. Keys: `nonce` (hex), `home`
-    (a directory to make), `files` (path, mode, base64 each), `test` (a path among them), `order` (`given` or
-    `reversed`), `env`, `workdir`.
+    to. Keys: `nonce` (hex), `home` (a directory to make), `files` (path, mode, base64 each), `test` (a path among
+    them), `order` (`given` or `reversed`), `env`, `workdir`.
     """
     import pytest
 
@@ -133,7 +132,8 @@ class Plugin:
 
     def pytest_internalerror(self, excrepr: Any) -> None:
         """pytest itself, or the task's conftest.py, broke; it says so with its exit code too."""
-        self._results["pytest"] = {"name": "pytest", "status": "error", "seconds": 0.0, "message": str(excrepr)}
+        message = _end(str(excrepr), self._tests)
+        self._results["pytest"] = {"name": "pytest", "status": "error", "seconds": 0.0, "message": message}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Leave a trace of the running test in the output, for when it takes the process with it."""
@@ -163,9 +163,12 @@ def _name(nodeid: str) -> str:
 
 
 def _message(report: Any, tests: Path) -> str:
-    longrepr = report.longrepr
-    text = str(longrepr[2]) if isinstance(longrepr, tuple) else str(getattr(report, "longreprtext", longrepr) or "")
-    # The tests' place is another one each time.
+    skip = isinstance(report.longrepr, tuple)
+    return _end(report.longrepr[2] if skip else getattr(report, "longreprtext", ""), tests)
+
+
+def _end(text: str, tests: Path) -> str:
+    """The last lines of a text, without the place of the tests, which is another one each time."""
     text = _text(text.strip()).replace(f"{tests}/", "")
     if len(text) <= MESSAGE_LIMIT:
         return text
@@ -283,8 +286,8 @@ def _reopen(descriptor: int, path: str, flags: int) -> None:
 def _lay_out(files: list[tuple[str, int, str]], tests: Path) -> None:
     """Write the task's tests where nobody but root can look."""
     for left_over in (Path(_SCRATCH), tests):
-        if left_over.is_symlink():
-            left_over.unlink()
+        if not left_over.is_dir() or left_over.is_symlink():
+            left_over.unlink(missing_ok=True)
         shutil.rmtree(left_over, ignore_errors=True)
     tests.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tests.parent.chmod(0o700)
