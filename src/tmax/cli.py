@@ -180,8 +180,10 @@ def rollout(
 
 @app.command()
 def sft(source: Source, sets: Sets = None, seed: Seed = None, runs: Runs = Path("runs"), as_json: Json = False) -> None:
-    """Warm-start the policy on the oracle's trajectories."""
-    _stages(source, sets, seed, runs, ("sample", "generate", "validate", "sft"), as_json)
+    """Warm-start the policy on demonstrations."""
+    from tmax.pipeline import STAGES
+
+    _stages(source, sets, seed, runs, STAGES[: STAGES.index("sft") + 1], as_json)
 
 
 @app.command()
@@ -189,7 +191,9 @@ def calibrate(
     source: Source, sets: Sets = None, seed: Seed = None, runs: Runs = Path("runs"), as_json: Json = False
 ) -> None:
     """Measure each training task's pass rate under the warm-started policy."""
-    _stages(source, sets, seed, runs, ("sample", "generate", "validate", "sft", "calibrate"), as_json)
+    from tmax.pipeline import STAGES
+
+    _stages(source, sets, seed, runs, STAGES[: STAGES.index("calibrate") + 1], as_json)
 
 
 @app.command()

@@ -176,8 +176,22 @@ class HfPolicyConfig(Section):
     """Requests of concurrent trials that are decoded together."""
 
 
+class RolloutConfig(Section):
+    """Demonstrations for the warm start by somebody less sure than the oracle."""
+
+    slip_share: float = Field(0.5, ge=0.0, le=1.0)
+    """Share of the trials in which the demonstrator's command goes wrong."""
+    samples: int = Field(1, gt=0)
+    """Trials of each accepted training task."""
+
+
 class SftConfig(Section):
-    """The warm start from trajectories that passed."""
+    """The warm start from demonstrations."""
+
+    source: Literal["oracle", "rollout", "rollout_passed"] = "oracle"
+    """Whose trajectories: the oracle's, all of stage `rollout`, or those of them that passed."""
+    rename: bool = False
+    """Exchanges the families' starter nouns each time a demonstration is shown, for a small model made from nothing."""
 
     model: TinyModelConfig | None = None
     """Makes a new tiny model; without it `policy.path` is fine-tuned."""
@@ -325,6 +339,8 @@ class RunConfig(Section):
     """Stage `sample`."""
     validate_: ValidateConfig = Field(ValidateConfig(), alias="validate")
     """Stage `validate`."""
+    rollout: RolloutConfig | None = None
+    """Stage `rollout`; left out where the warm start learns from the oracle."""
     sft: SftConfig | None = None
     """Stage `sft`; left out where the policy needs no warm start."""
     calibrate: CalibrateConfig = CalibrateConfig()
@@ -333,6 +349,12 @@ class RunConfig(Section):
     """Stage `train`."""
     eval: EvalConfig = EvalConfig()
     """Stage `eval`."""
+
+    @model_validator(mode="after")
+    def _demonstrations_are_made(self) -> Self:
+        if self.sft is not None and self.sft.source != "oracle" and self.rollout is None:
+            raise ValueError(f"`sft.source: {self.sft.source}` needs a `rollout` section")
+        return self
 
     @model_validator(mode="after")
     def _policy_has_weights(self) -> Self:

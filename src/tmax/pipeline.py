@@ -5,7 +5,8 @@
 | sample      | config                                 | specs                                     |
 | generate    | specs                                  | tasks/, tasks                             |
 | validate    | tasks                                  | trials (noop, oracle), evidence           |
-| sft         | oracle trajectories of training tasks  | checkpoints/0                             |
+| rollout     | accepted training tasks                | trials of a demonstrator                  |
+| sft         | demonstrations in training tasks       | checkpoints/0                             |
 | calibrate   | checkpoints/0, accepted training tasks | trials, calibration                       |
 | eval_before | checkpoints/0, accepted held-out tasks | trials                                    |
 | train       | checkpoints/, tasks in the band        | trials, groups, steps, checkpoints/<step> |
@@ -23,7 +24,9 @@ from tmax.errors import StoreError
 from tmax.progress import Progress
 from tmax.run import Run
 
-Stage = Literal["sample", "generate", "validate", "sft", "calibrate", "eval_before", "train", "eval_after", "report"]
+Stage = Literal[
+    "sample", "generate", "validate", "rollout", "sft", "calibrate", "eval_before", "train", "eval_after", "report"
+]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 Detail = dict[str, float | int | str | None]
@@ -72,6 +75,10 @@ def _do(run: Run, stage: Stage, progress: Progress) -> Detail:
             from tmax.stages.validate import validate
 
             return validate(run, progress)
+        case "rollout":
+            from tmax.stages.rollout import demonstrate
+
+            return demonstrate(run, progress)
         case "sft":
             from tmax.stages.sft import sft
 

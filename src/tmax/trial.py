@@ -27,13 +27,14 @@ from tmax.errors import (
 )
 from tmax.parallel import map_unordered
 from tmax.policy.protocol import TokenPolicy
-from tmax.policy.scripted import Noop, Oracle, Script
+from tmax.policy.scripted import Careless, Noop, Oracle, Script
 from tmax.policy.template import ChatTemplate
 from tmax.progress import Progress
 from tmax.prompt import render
 from tmax.records import RETRIED, Failure, Outcome, TestReport, Timings, Trajectory, Trial, TrialKey
 from tmax.sandbox import Sandbox, build_image, open_sandbox
 from tmax.store import Store
+from tmax.synth.slips import with_slip
 from tmax.task import STEP_MARK, Task
 from tmax.verifier import binary, bundle, partial, verify, verify_foreign
 
@@ -51,7 +52,7 @@ class Model:
     version: int = 0
 
 
-Policy = Noop | Oracle | Script | Model
+Policy = Noop | Oracle | Careless | Script | Model
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,12 @@ def _score(
 
 
 def _act(
-    attempt: _Attempt, world: World, task: Task, policy: Oracle | Script | Model, key: TrialKey, sandbox: Sandbox
+    attempt: _Attempt,
+    world: World,
+    task: Task,
+    policy: Oracle | Careless | Script | Model,
+    key: TrialKey,
+    sandbox: Sandbox,
 ) -> None:
     config = world.agent
     user = task.agent_user
@@ -235,7 +241,7 @@ def _act(
 def _conversation(
     world: World,
     task: Task,
-    policy: Oracle | Script | Model,
+    policy: Oracle | Careless | Script | Model,
     key: TrialKey,
     sandbox: Sandbox,
     system: str,
@@ -244,6 +250,12 @@ def _conversation(
     match policy:
         case Oracle():
             return ScriptedConversation([*_oracle_commands(task, sandbox), SUBMIT_COMMAND])
+        case Careless():
+            rng = random.Random(f"{world.seed}:careless:{key.task_id}:{key.index}")
+            commands = list(_oracle_commands(task, sandbox))
+            if rng.random() < policy.slip_share:
+                commands = with_slip(commands, rng)
+            return ScriptedConversation([*commands, SUBMIT_COMMAND])
         case Script():
             return ScriptedConversation(policy.commands)
         case Model():

@@ -18,6 +18,14 @@ class Oracle:
 
 
 @dataclass(frozen=True)
+class Careless:
+    """Gives the oracle's commands, with a slip in this share of its trials: a demonstrator who does not check."""
+
+    slip_share: float
+    name: str = "careless"
+
+
+@dataclass(frozen=True)
 class Script:
     """Gives a fixed list of commands, whatever the machine answers."""
 

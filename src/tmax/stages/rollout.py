@@ -1,13 +1,33 @@
-"""Stage `rollout`: reads task directories and a policy, writes trials; with no run around it."""
+"""Stage `rollout`: reads accepted training tasks, writes a demonstrator's trials; or any policy's on any tasks."""
 
 from collections.abc import Iterator, Sequence
 
 from tmax.parallel import map_unordered
+from tmax.policy.scripted import Careless
 from tmax.progress import Progress
 from tmax.records import Trial, TrialKey
+from tmax.run import Run
 from tmax.store import Store
 from tmax.task import Task
 from tmax.trial import Job, Policy, World, run_trial, run_trials
+
+
+def demonstrate(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
+    """Roll out the careless demonstrator on the run's training tasks, for the warm start to learn from."""
+    config = run.config.rollout
+    if config is None:
+        return {"skipped": "no `rollout` section"}
+    policy = Careless(config.slip_share)
+    jobs = [
+        Job(run.task(row), policy, TrialKey(purpose="rollout", task_id=row.task_id, index=index))
+        for row in run.store.accepted("train")
+        for index in range(config.samples)
+    ]
+    progress.start("rollout", total=len(jobs))
+    trials = run_trials(run.world, jobs, run.store, workers=run.config.workers, progress=progress)
+    progress.finish()
+    passed = sum(trial.reward == 1.0 for trial in trials)
+    return {"trials": len(trials), "passed": passed}
 
 
 def rollout(

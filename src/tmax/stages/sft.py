@@ -1,4 +1,4 @@
-"""Stage `sft`: reads the oracle's passing trials, writes the warm-started policy as checkpoint 0.
+"""Stage `sft`: reads demonstrations, writes the warm-started policy as checkpoint 0.
 
 The rule: the run can be killed between two steps and goes on from the last saved one with the same numbers.
 """
@@ -19,6 +19,7 @@ from tmax.progress import Progress
 from tmax.records import Trajectory
 from tmax.run import Run
 from tmax.synth.draft import instruction_digest
+from tmax.synth.renaming import renamed
 from tmax.train.batch import TokenSequence
 from tmax.train.checkpoint import restore_trainer, save_model, trainer_state
 from tmax.train.optimise import Learner, linear_schedule, make_learner, sft_step
@@ -28,7 +29,7 @@ _SAVES = 5
 
 
 def sft(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
-    """Warm-start the policy on what the oracle did in the training tasks.
+    """Warm-start the policy on what was demonstrated in the training tasks.
 
     Raises TrainError where there is nothing to learn from, PolicyError where the base model cannot be loaded.
     """
@@ -41,10 +42,6 @@ def sft(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
         return {"loss": facts["loss"], "trajectories": facts["trajectories"]}
     trajectories = demonstrations(run)
     model, tokenizer = _base(run, config, trajectories)
-    sequences = [
-        demonstration_tokens(ChatTemplate(tokenizer), trajectory, everything=config.loss_on == "all")
-        for trajectory in trajectories
-    ]
     learner = make_learner(
         model,
         device=choose_device(run.config.policy.device),
@@ -53,22 +50,27 @@ def sft(run: Run, progress: Progress) -> dict[str, float | int | str | None]:
         max_grad_norm=config.max_grad_norm,
         micro_batch_tokens=run.config.train.micro_batch_tokens,
     )
-    loss = _fit(run, config, learner, tokenizer, sequences, progress)
-    facts = {"loss": loss, "trajectories": len(sequences), "seen": _seen(run)}
+    loss = _fit(run, config, learner, tokenizer, trajectories, progress)
+    facts = {"loss": loss, "trajectories": len(trajectories), "seen": _seen(run)}
     save_model(target, learner.model, tokenizer, facts=facts, state=None)
-    return {"loss": loss, "trajectories": len(sequences)}
+    return {"loss": loss, "trajectories": len(trajectories)}
 
 
 def demonstrations(run: Run) -> list[Trajectory]:
-    """The oracle's trajectories in the accepted training tasks. Raises TrainError where there is none."""
+    """The configured trajectories in the accepted training tasks. Raises TrainError where there is none."""
+    source = run.config.sft.source if run.config.sft is not None else "oracle"
     wanted = {row.task_id for row in run.store.accepted("train")}
+    trials = run.store.trials("validate_oracle" if source == "oracle" else "rollout", trajectories=True)
     found = [
         trial.trajectory
-        for trial in run.store.trials("validate_oracle", trajectories=True)
-        if trial.key.task_id in wanted and trial.reward == 1.0 and trial.trajectory is not None
+        for trial in trials
+        if trial.key.task_id in wanted
+        and trial.reward is not None
+        and (source == "rollout" or trial.reward == 1.0)
+        and trial.trajectory is not None
     ]
     if not found:
-        raise TrainError("no oracle trajectory to learn from", hint="run `tmax validate` first; were tasks accepted?")
+        raise TrainError("no demonstration to learn from", hint="run `tmax validate` first; were tasks accepted?")
     return found
 
 
@@ -116,11 +118,12 @@ def _fit(
     config: SftConfig,
     learner: Learner,
     tokenizer: Any,
-    sequences: Sequence[TokenSequence],
+    trajectories: Sequence[Trajectory],
     progress: Progress,
 ) -> float:
-    batch_size = min(config.batch_size, len(sequences))
-    num_steps = max(1, round(config.num_epochs * len(sequences) / batch_size))
+    template = ChatTemplate(tokenizer)
+    batch_size = min(config.batch_size, len(trajectories))
+    num_steps = max(1, round(config.num_epochs * len(trajectories) / batch_size))
     warmup_steps = round(config.warmup_share * num_steps)
     aside = run.checkpoints_dir / "sft"
     first, loss = 0, 0.0
@@ -131,9 +134,14 @@ def _fit(
         learner.model.load_state_dict(model.state_dict())
         restore_trainer(path, learner)
     progress.start("sft", total=num_steps, done=first)
-    for step, batch in enumerate(_batches(sequences, batch_size, num_steps, seed=run.config.seed)):
+    for step, shown in enumerate(_batches(trajectories, batch_size, num_steps, seed=run.config.seed)):
         if step < first:
             continue
+        if config.rename:
+            rng = random.Random(f"{run.config.seed}:rename:{step}")
+            shown = [renamed(trajectory, rng) for trajectory in shown]
+        everything = config.loss_on == "all"
+        batch = [demonstration_tokens(template, trajectory, everything=everything) for trajectory in shown]
         lr = linear_schedule(step, num_steps=num_steps, peak=config.lr, warmup_steps=warmup_steps)
         loss = sft_step(learner, batch, lr=lr)["loss"]
         progress.advance(f"loss {loss:.3f}")
@@ -145,14 +153,14 @@ def _fit(
 
 
 def _batches(
-    sequences: Sequence[TokenSequence], batch_size: int, num_steps: int, *, seed: int
-) -> Iterator[list[TokenSequence]]:
-    """Epoch after epoch in an order of its own; the sequences left over at an epoch's end begin the next batch."""
-    waiting: list[TokenSequence] = []
+    trajectories: Sequence[Trajectory], batch_size: int, num_steps: int, *, seed: int
+) -> Iterator[list[Trajectory]]:
+    """Epoch after epoch in an order of its own; the trajectories left over at an epoch's end begin the next batch."""
+    waiting: list[Trajectory] = []
     epoch = 0
     for _ in range(num_steps):
         while len(waiting) < batch_size:
-            order = list(sequences)
+            order = list(trajectories)
             random.Random(f"{seed}:sft:{epoch}").shuffle(order)
             waiting += order
             epoch += 1
