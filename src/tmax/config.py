@@ -44,8 +44,6 @@ class BubblewrapConfig(Section):
     """What one sandbox may use."""
     network: bool = False
     """Whether sandboxes share the host's network; a task may ask for it too."""
-    concurrency: int = Field(8, gt=0)
-    """Sandboxes open at once; further trials wait."""
 
 
 class DockerConfig(Section):
@@ -60,8 +58,6 @@ class DockerConfig(Section):
     """What one sandbox may use."""
     network: bool = False
     """Whether sandboxes may reach the network; a task may ask for it too."""
-    concurrency: int = Field(8, gt=0)
-    """Containers open at once; further trials wait."""
 
 
 class AutoSandboxConfig(Section):
@@ -73,8 +69,6 @@ class AutoSandboxConfig(Section):
     limits: Limits = Limits()
     """What one sandbox may use."""
     network: bool = False
-    """As in the engine that is taken."""
-    concurrency: int = Field(8, gt=0)
     """As in the engine that is taken."""
 
 

@@ -1,5 +1,6 @@
 """Trials in real sandboxes: one path for validation, rollouts and evaluation, one typed outcome each."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,11 +9,12 @@ import pytest
 from tmax.agent.reply import SUBMIT_COMMAND
 from tmax.config import AgentConfig, BubblewrapConfig, InfraConfig
 from tmax.errors import PolicyError
-from tmax.policy.scripted import Noop, Oracle, Script
+from tmax.policy.scripted import Careless, Noop, Oracle, Script
 from tmax.progress import Silent
 from tmax.proof import prove
 from tmax.records import Outcome, Purpose, TrialKey
 from tmax.store import open_store
+from tmax.synth.families import FAMILIES
 from tmax.task import FileSpec, Settings, Task, TaskDraft, Truth, read_task, write_task
 from tmax.trial import Job, World, run_trial, run_trials
 
@@ -184,6 +186,16 @@ def test_a_policy_that_breaks_is_an_agent_error(world: World, make: Callable[...
     trial = run_trial(world, make(), policy, key())
     assert trial.outcome is Outcome.AGENT_ERROR
     assert trial.reward is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_careless_demonstrator_fails_where_it_slips_and_passes_elsewhere(
+    world: World, tmp_path: Path, name: str
+) -> None:
+    for seed in range(5):
+        task = write_task(FAMILIES[name].draw(random.Random(seed), 1), tmp_path)
+        assert run_trial(world, task, Careless(slip_share=1.0), key(index=seed)).outcome is Outcome.FAILED
+        assert run_trial(world, task, Careless(slip_share=0.0), key(index=seed)).outcome is Outcome.PASSED
 
 
 def test_gates_accept_a_sound_task(world: World, make: Callable[..., Task]) -> None:

@@ -103,7 +103,7 @@ def bubblewrap_works(config: BubblewrapConfig) -> str | None:
 
 
 def _choose(config: AutoSandboxConfig) -> tuple[EngineConfig, str]:
-    shared = config.model_dump(include={"network", "concurrency"}) | {"limits": config.limits}
+    shared = {"network": config.network, "limits": config.limits}
     docker = DockerConfig(base=config.base, **shared)
     if config.base is None:
         no_docker: str | None = "no `base` image is configured"

@@ -52,7 +52,7 @@ _SIGNS: tuple[tuple[InfraKind, tuple[str, ...]], ...] = (
 _HINTS: dict[InfraKind, str] = {
     "daemon": "is it running, and may this user use its socket? `tmax doctor` says more",
     "disk": "free disk space under the daemon's data root",
-    "memory": "lower `concurrency` or raise `limits.memory_mb`",
+    "memory": "lower `workers` or raise `limits.memory_mb`",
     "network": "look at the daemon's log",
     "network_pool": "remove unused networks: `docker network ls`",
     "process": "the container ended; the machine may be short of memory",
