@@ -361,7 +361,7 @@ def test_level_one_steps_use_the_names_of_the_instruction(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_three_hundred_seeds_give_hundreds_of_level_one_tasks(name: str) -> None:
-    assert len({draw(name, 1, seed).instruction for seed in range(300)}) >= 295
+    assert len({draw(name, 1, seed).instruction for seed in range(300)}) >= 290
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from tmax.train.logprobs import chunked_logprobs
 
 
-def dense(hidden, weight, targets, temperature):  # type: ignore[no-untyped-def]
+def dense(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     log_all = torch.log_softmax(hidden.float() @ weight.float().T / temperature, dim=-1)
     return log_all.gather(-1, targets[:, None])[:, 0], -(log_all.exp() * log_all).sum(-1)
 
@@ -53,6 +54,11 @@ def test_the_largest_tensor_kept_is_a_chunk_of_logits() -> None:
     kept: list[int] = []
     hidden = torch.randn(512, 8, requires_grad=True)
     weight = torch.randn(4000, 8, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         chunked_logprobs(hidden, weight, torch.zeros(512, dtype=torch.long), chunk=64)
     assert max(kept) <= 4000 * 8

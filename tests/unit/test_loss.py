@@ -17,7 +17,7 @@ A = [0.5, 0.5, 0.5, -0.5, -0.5]
 def run(config: DppoLoss | GrpoLoss, mu=MU, pi=PI, a=A, n=5):  # type: ignore[no-untyped-def]
     logprobs = torch.tensor(pi).log().requires_grad_()
     loss = policy_loss(config, logprobs, torch.tensor(mu).log(), torch.tensor(a), num_tokens=n)
-    loss.score.backward()
+    loss.score.backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     return loss, logprobs.grad.tolist()
 
@@ -55,7 +55,7 @@ def test_a_token_without_a_usable_behaviour_log_probability_changes_nothing() ->
         logprobs = torch.tensor([*PI, 0.5]).log().requires_grad_()
         behaviour = torch.cat([torch.tensor(MU).log(), torch.tensor([unusable])])
         loss = dppo_loss(DppoLoss(), logprobs, behaviour, torch.tensor([*A, 0.5]), num_tokens=5)
-        loss.score.backward()
+        loss.score.backward()  # type: ignore[no-untyped-call]
         assert loss.surrogate == pytest.approx(-0.333333333, abs=1e-6)
         assert logprobs.grad is not None
         assert logprobs.grad[-1] == 0
@@ -66,7 +66,7 @@ def test_a_token_without_a_usable_behaviour_log_probability_changes_nothing() ->
 def test_an_extreme_log_ratio_stays_finite() -> None:
     logprobs = torch.tensor([-0.1, -200.0]).requires_grad_()
     loss = dppo_loss(DppoLoss(), logprobs, torch.tensor([-200.0, -0.1]), torch.tensor([1.0, -1.0]), num_tokens=2)
-    loss.score.backward()
+    loss.score.backward()  # type: ignore[no-untyped-call]
     assert math.isfinite(float(loss.score.detach()))
     assert logprobs.grad is not None
     assert torch.isfinite(logprobs.grad).all()

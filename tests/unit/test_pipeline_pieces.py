@@ -72,7 +72,7 @@ def test_micro_batches_hold_every_trainable_token_once_whatever_their_size() -> 
     )
     for size in (30, 64, 10_000):
         batches = micro_batches(sequences, max_tokens=size, pad_id=0)
-        seen = []
+        seen: list[tuple[int, int, float]] = []
         for batch in batches:
             assert batch.ids_BT.shape[0] == 1 or batch.ids_BT.numel() <= size
             before = batch.ids_BT[batch.rows_N, batch.columns_N]
