@@ -7,14 +7,18 @@ BIN := $(VENV)/bin
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 0
 
-.PHONY: quickstart test check unit install clean
+.PHONY: quickstart test remake check install clean
 
 quickstart: install
 	$(BIN)/tmax run configs/quickstart.yaml
 	$(BIN)/tmax report runs/quickstart
 
 test: install
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests -m "not remake" -n 2 --dist loadfile
+
+# The tiny policy that comes with tmax: does the command still make one as good? Some twenty minutes.
+remake: install
+	$(BIN)/pytest tests/integration/test_tiny.py
 
 check: install
 	$(BIN)/ruff check .

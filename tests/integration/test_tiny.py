@@ -48,11 +48,11 @@ def pass_rate(path: Path, tasks: list[Task]) -> float:
 
 
 @pytest.mark.bwrap
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.remake
+@pytest.mark.timeout(5400)
 def test_the_command_still_makes_one_as_good(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tmax.cli", "sft", str(CONFIG), "--runs", str(tmp_path), "--set"]
-    subprocess.run([*command, "sandbox={type: bubblewrap}"], check=True, timeout=1700)
+    subprocess.run([*command, "sandbox={type: bubblewrap}"], check=True, timeout=5000)
     specs = sample_specs(load_config(CONFIG).sample.model_copy(update={"num_train": 80, "num_heldout": 1}), seed=77)[
         :80
     ]
