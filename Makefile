@@ -14,7 +14,7 @@ quickstart: install
 	$(BIN)/tmax report runs/quickstart
 
 test: install
-	$(BIN)/pytest tests -m "not remake" -n 2 --dist loadfile
+	$(BIN)/pytest tests -m "not remake"
 
 # The tiny policy that comes with tmax: does the command still make one as good? Some twenty minutes.
 remake: install
